@@ -1,0 +1,1 @@
+"""Safetensors checkpoints as names and byte ranges; nothing here knows what a draft is."""

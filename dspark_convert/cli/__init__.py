@@ -1,0 +1,1 @@
+"""The two command-line programs: parsing, rendering, exit codes."""

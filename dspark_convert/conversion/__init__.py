@@ -1,0 +1,1 @@
+"""Plan a conversion on headers, then carry it out by moving bytes."""

@@ -1,0 +1,169 @@
+"""What can be wrong, and how it is told.
+
+    Finding                 one fact about an input: a stable code, what, where, what to do
+    Findings                collects them, so that one run reports everything it saw
+    DSparkError             raised when work cannot go on; carries the findings that stopped it
+     ├── CheckpointError    the files and bytes of a checkpoint
+     ├── DialectError       a format that is unknown, or known and not supported
+     ├── DraftError         the draft that the files describe: config, tensors, vocabulary tables
+     ├── OutputError        the place that the result should go to
+     ├── DependencyError    an optional library that is not installed
+     └── UsageError         an option whose value makes no sense (exit code 2)
+
+Codes are kebab-case and stable: pipelines match on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One fact about an input.
+
+    ``file`` is a file name relative to the checkpoint, ``key`` a dotted path into a JSON document.
+    ``expected`` and ``found`` are short texts, ``hint`` says what to do next.
+    """
+
+    code: str
+    message: str
+    severity: Severity = "error"
+    file: str | None = None
+    key: str | None = None
+    tensor: str | None = None
+    expected: str | None = None
+    found: str | None = None
+    hint: str | None = None
+
+    @property
+    def where(self) -> str:
+        """File, key and tensor in one phrase; empty when none is known."""
+        parts = [self.file, self.key and f"key {self.key}", self.tensor and f"tensor {self.tensor}"]
+        return ", ".join(part for part in parts if part)
+
+    def __str__(self) -> str:
+        text = f"{self.code}: {self.message}"
+        if self.where:
+            text += f" [{self.where}]"
+        if self.expected is not None or self.found is not None:
+            text += f" (expected {self.expected or '-'}, found {self.found or '-'})"
+        return text
+
+
+class DSparkError(Exception):
+    """The root of the tree: work stopped because of ``findings`` (at least one)."""
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, first: Finding, *more: Finding) -> None:
+        self.findings: tuple[Finding, ...] = (first, *more)
+        super().__init__("\n".join(str(finding) for finding in self.findings))
+
+    @property
+    def code(self) -> str:
+        """The code of the first finding."""
+        return self.findings[0].code
+
+
+class CheckpointError(DSparkError):
+    """The files of a checkpoint cannot be read or trusted."""
+
+
+class DialectError(DSparkError):
+    """The checkpoint is of a format, or a kind of draft, that is not supported."""
+
+
+class DraftError(DSparkError):
+    """Config, tensors or vocabulary tables are incomplete, contradictory or out of range."""
+
+
+class OutputError(DSparkError):
+    """The output path may not be replaced, or cannot hold the result."""
+
+
+class DependencyError(DSparkError):
+    """An optional library is needed and not installed."""
+
+
+class UsageError(DSparkError):
+    """An option has a value that cannot be meant."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class _Report(Protocol):
+    def __call__(
+        self,
+        code: str,
+        message: str,
+        *,
+        file: str | None = None,
+        key: str | None = None,
+        tensor: str | None = None,
+        expected: object = None,
+        found: object = None,
+        hint: str | None = None,
+    ) -> None: ...
+
+
+class Findings:
+    """An ordered collection of findings; equal ones are kept once."""
+
+    def __init__(self, findings: Iterable[Finding] = ()) -> None:
+        self._findings: dict[Finding, None] = dict.fromkeys(findings)
+        self.error: _Report = self._reporter("error")
+        self.warning: _Report = self._reporter("warning")
+        self.note: _Report = self._reporter("note")
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self._findings)
+
+    def __len__(self) -> int:
+        return len(self._findings)
+
+    def add(self, *findings: Finding) -> None:
+        """Append findings that were made elsewhere, those of a caught error for instance."""
+        self._findings.update(dict.fromkeys(findings))
+
+    def of(self, severity: Severity) -> tuple[Finding, ...]:
+        """The findings of one severity, in the order in which they were made."""
+        return tuple(finding for finding in self if finding.severity == severity)
+
+    def raise_errors(self, error_type: type[DSparkError] = DraftError) -> None:
+        """Raise ``error_type`` with every error collected so far, if there is one."""
+        errors = self.of("error")
+        if errors:
+            raise error_type(*errors)
+
+    def _reporter(self, severity: Severity) -> _Report:
+        def report(
+            code: str,
+            message: str,
+            *,
+            file: str | None = None,
+            key: str | None = None,
+            tensor: str | None = None,
+            expected: object = None,
+            found: object = None,
+            hint: str | None = None,
+        ) -> None:
+            self.add(
+                Finding(
+                    code=code,
+                    message=message,
+                    severity=severity,
+                    file=file,
+                    key=key,
+                    tensor=tensor,
+                    expected=None if expected is None else str(expected),
+                    found=None if found is None else str(found),
+                    hint=hint,
+                )
+            )
+
+        return report

@@ -1,0 +1,1 @@
+"""The reference decoder, in PyTorch."""

@@ -1,0 +1,1 @@
+"""Pydantic models of every document that is read or written."""

@@ -1,0 +1,126 @@
+"""The conversion plan (before any weight is read) and the manifest (inside the result)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt
+
+from dspark_convert.errors import Finding
+from dspark_convert.schemas.base import OwnDocument
+from dspark_convert.schemas.draft import DraftConfig, Layout
+
+TensorAction = Literal["copied", "renamed", "transformed", "filled", "dropped"]
+KeyAction = Literal["copied", "moved", "transformed", "added", "overridden", "dropped"]
+
+
+class SourceFile(OwnDocument):
+    """One weight file of the source."""
+
+    name: str
+    size: NonNegativeInt = Field(description="bytes")
+    header_sha256: str = Field(description="of the safetensors header: names, shapes, offsets")
+    sha256: str | None = Field(description="of the whole file, where the Hub cache records it")
+
+
+class SourceIdentity(OwnDocument):
+    """What was converted; a repository is known when the folder is a Hub snapshot."""
+
+    name: str = Field(description="folder name, or org/name of the repository")
+    revision: str | None = Field(description="commit of the repository, when known")
+    config_sha256: str
+    files: tuple[SourceFile, ...]
+
+
+class TensorStep(OwnDocument):
+    """What happens to one tensor."""
+
+    action: TensorAction
+    source: str | None = Field(description="stored name; in the target's checkpoint when filled")
+    source_file: str | None
+    name: str | None = Field(description="name in the output; null when dropped")
+    file: str | None = Field(description="file of the output; null when dropped")
+    dtype: str
+    shape: tuple[NonNegativeInt, ...]
+    reason: str
+
+
+class KeyStep(OwnDocument):
+    """What happens to one config key; nested keys are written with dots."""
+
+    action: KeyAction
+    source: str | None = Field(description="null when added")
+    names: tuple[str, ...] = Field(description="keys of the output; empty when dropped")
+    reason: str
+
+
+class SideFileStep(OwnDocument):
+    """What happens to a file that is neither config nor weights."""
+
+    action: Literal["copied", "left"]
+    name: str
+    reason: str
+
+
+class EngineNote(OwnDocument):
+    """What one serving engine will do with the result."""
+
+    engine: str
+    version: str
+    verdict: Literal["loads", "refuses", "silent"] = Field(
+        description="silent: loads, but drafts worse than it should"
+    )
+    reason: str
+    evidence: str = Field(description="source file of the engine, or how it was found out")
+
+
+class ConversionPlan(OwnDocument):
+    """Everything a conversion will do, known from headers and config alone."""
+
+    schema_version: Literal[1] = 1
+    source: SourceIdentity
+    dialect: str
+    evidence: tuple[str, ...] = Field(description="why the source was taken for that dialect")
+    target: SourceIdentity | None = Field(description="where absent tensors come from")
+    draft: DraftConfig
+    layout_evidence: str
+    num_speculative_tokens: int
+    overrides: dict[str, Any]
+    config: dict[str, Any] = Field(description="config.json of the result")
+    source_config: dict[str, Any] = Field(
+        description="source keys that the result does not repeat as they were, for the way back"
+    )
+    tensors: tuple[TensorStep, ...]
+    keys: tuple[KeyStep, ...]
+    side_files: tuple[SideFileStep, ...]
+    output_bytes: dict[str, int] = Field(description="weight files of the result and their sizes")
+    findings: tuple[Finding, ...]
+    engines: tuple[EngineNote, ...]
+
+
+class OutputFile(OwnDocument):
+    """One file of the result."""
+
+    name: str
+    size: NonNegativeInt = Field(description="bytes")
+    sha256: str | None = Field(description="of the file, or of its header when it holds weights")
+
+
+class ConversionManifest(OwnDocument):
+    """``dspark_conversion.json``: what the result was made from, and how to go back."""
+
+    schema_version: Literal[1] = 1
+    tool: Literal["dspark-convert"] = "dspark-convert"
+    tool_version: str
+    source: SourceIdentity
+    dialect: str
+    target: SourceIdentity | None
+    layout: Layout
+    layout_evidence: str
+    overrides: dict[str, Any]
+    source_config: dict[str, Any]
+    tensors: tuple[TensorStep, ...]
+    keys: tuple[KeyStep, ...]
+    side_files: tuple[SideFileStep, ...]
+    findings: tuple[Finding, ...]
+    files: tuple[OutputFile, ...]

@@ -1,0 +1,102 @@
+"""The config documents that others write: flat (dense) and nested (speculators).
+
+Only types are judged here; what is required, what it means and whether two spellings agree is the
+business of ``dspark_convert.formats``. ``null`` and absent are the same in all of these files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from dspark_convert.schemas.base import SourceDocument
+
+
+class DecoderKeys(SourceDocument):
+    """The Qwen3 decoder: top level when dense, ``transformer_layer_config`` in speculators."""
+
+    model_type: str | None = None
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
+    num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str | None = None
+    rms_norm_eps: float | None = None
+    max_position_embeddings: int | None = None
+    attention_bias: bool | None = None
+    layer_types: list[str] | None = None
+    max_window_layers: int | None = None
+    sliding_window: int | None = None
+    use_sliding_window: bool | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    vocab_size: int | None = None
+    tie_word_embeddings: bool | None = None
+    is_causal: bool | None = None
+
+
+class DraftKeys(SourceDocument):
+    """What makes a decoder a DSpark draft: always at top level."""
+
+    architectures: list[str] | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    block_size: int | None = None
+    mask_token_id: int | None = None
+    draft_vocab_size: int | None = None
+    target_hidden_size: int | None = None
+    num_target_layers: int | None = None
+    sample_from_anchor: bool | None = None
+    dspark_bonus_anchor: bool | None = None
+    sliding_window_non_causal: bool | None = None
+    markov_rank: int | None = None
+    markov_head_type: str | None = None
+    enable_confidence_head: bool | None = None
+    confidence_head_with_markov: bool | None = None
+    num_anchors: int | None = None
+
+
+class DenseConfig(DraftKeys, DecoderKeys):
+    """``config.json`` of the dense form, as DeepSpec writes it and dense engines read it."""
+
+    target_layer_ids: list[int] | None = None
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+
+
+class ProposalMethod(SourceDocument):
+    """One entry of ``speculators_config.proposal_methods``."""
+
+    proposal_type: str | None = None
+    speculative_tokens: int | None = None
+
+
+class Verifier(SourceDocument):
+    """The target model that a speculators draft names; never opened by itself."""
+
+    name_or_path: str | None = None
+    architectures: list[str] | None = None
+
+
+class SpeculatorsBlock(SourceDocument):
+    """``speculators_config``: how the draft is meant to be used."""
+
+    algorithm: str | None = None
+    default_proposal_method: str | None = None
+    proposal_methods: list[ProposalMethod] | None = None
+    verifier: Verifier | None = None
+
+
+class SpeculatorsConfig(DraftKeys):
+    """``config.json`` of the speculators form (speculators 0.7 and later)."""
+
+    speculators_model_type: str | None = None
+    speculators_version: str | None = None
+    speculators_config: SpeculatorsBlock | None = None
+    transformer_layer_config: DecoderKeys
+    aux_hidden_state_layer_ids: list[int] | None = Field(
+        default=None, description="number of decoder layers before the feature; 0: the embedding"
+    )

@@ -1,0 +1,1 @@
+"""Does a draft still draft well: checks, verdicts and the report."""

@@ -1,0 +1,216 @@
+"""The dialects as tables: where each keeps every field of a draft (FORMATS, sections 1 and 5).
+
+Four fields are spelled apart from ``DraftConfig``, because files keep their parts in several keys:
+``sample_from_anchor`` (the layout), ``rope_theta`` and ``rope_scaling`` (together
+``rope_parameters``) and ``use_sliding_window``; ``formats.neutral`` joins and splits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dspark_convert.formats.rules import Dialect, FieldRule, KeyPath, Place, same
+
+QWEN3_DEFAULT = "transformers' Qwen3Config default"
+DEEPSPEC_NUM_ANCHORS = 512
+"""``num_anchors`` of DeepSpec's published configs; its loader wants any integer."""
+
+_DECODER_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "attention_bias": False,
+    "vocab_size": 151936,
+}
+
+
+def negated(value: bool) -> bool:
+    """The opposite flag; its own inverse."""
+    return not value
+
+
+def from_aux_ids(ids: list[int]) -> list[int]:
+    """ "Layers before the feature" (embedding 0) to "after layer k" (embedding -1)."""
+    return [layer_id - 1 for layer_id in ids]
+
+
+def to_aux_ids(ids: list[int]) -> list[int]:
+    """The inverse of ``from_aux_ids``."""
+    return [layer_id + 1 for layer_id in ids]
+
+
+def without_theta(parameters: dict[str, Any]) -> dict[str, Any] | None:
+    """RoPE parameters but the base, the type under its modern name; None when nothing is left."""
+    rest = {key: value for key, value in parameters.items() if key not in ("rope_theta", "type")}
+    if "type" in parameters:
+        rest.setdefault("rope_type", parameters["type"])
+    return rest or None
+
+
+def _places(*paths: KeyPath, written: int = 1) -> tuple[Place, ...]:
+    return tuple(Place(path, written=index < written) for index, path in enumerate(paths))
+
+
+def _decoder_rules(decoder: KeyPath) -> tuple[FieldRule, ...]:
+    """Keys of the Qwen3 decoder. A nested dialect may repeat them at top level."""
+
+    def places(name: str) -> tuple[Place, ...]:
+        return _places((*decoder, name), *([(name,)] if decoder else []))
+
+    sized = tuple(
+        FieldRule(name, places(name), default, QWEN3_DEFAULT)
+        for name, default in _DECODER_DEFAULTS.items()
+    )
+    return (
+        *sized,
+        FieldRule("layer_types", places("layer_types"), default=None),
+        FieldRule("use_sliding_window", places("use_sliding_window"), default=None),
+        FieldRule(
+            "sliding_window",
+            (*places("sliding_window"), *_places(("dflash_config", "swa_window_size"), written=0)),
+            default=None,
+        ),
+        *_rope_rules(decoder),
+    )
+
+
+def _rope_rules(decoder: KeyPath) -> tuple[FieldRule, ...]:
+    def at(*path: str) -> KeyPath:
+        return (*decoder, *path)
+
+    flat = not decoder
+    return (
+        FieldRule(
+            "rope_scaling",
+            (
+                Place(at("rope_parameters"), read=without_theta),
+                Place(at("rope_scaling"), read=without_theta, written=False),
+            ),
+            default={"rope_type": "default"},
+            conflict_code="rope-conflict",
+        ),
+        FieldRule(
+            "rope_theta",
+            (
+                Place(at("rope_parameters", "rope_theta")),
+                Place(at("rope_theta"), written=flat),
+                Place(at("rope_scaling", "rope_theta"), written=False),
+            ),
+            conflict_code="rope-conflict",
+        ),
+    )
+
+
+def _nested(name: str, *aliases: str) -> tuple[Place, ...]:
+    """A draft key at top level, or in the blocks that DFlash-derived writers use."""
+    blocks: tuple[KeyPath, ...] = (("dflash_config", name), ("dspark_config", name))
+    return _places((name,), *blocks, *((alias,) for alias in aliases))
+
+
+_LAYOUT_RULE_CODE = "layout-conflict"
+
+
+def _draft_rules(layer_ids: tuple[Place, ...], *, both_layout_keys: bool) -> tuple[FieldRule, ...]:
+    layout = (
+        Place(("sample_from_anchor",)),
+        Place(("dspark_bonus_anchor",), negated, negated, written=both_layout_keys),
+        Place(("dflash_config", "sample_from_anchor"), written=False),
+    )
+    causality = (
+        Place(("sliding_window_non_causal",)),
+        Place(("is_causal",), negated, negated, written=False, carried=True),
+        Place(("dflash_config", "causal"), negated, negated, written=False, carried=True),
+    )
+    dtype = (
+        Place(("dtype",), _plain_dtype),
+        Place(("torch_dtype",), _plain_dtype, written=both_layout_keys),
+    )
+    return (
+        FieldRule("block_size", _nested("block_size", "dspark_block_size")),
+        FieldRule("mask_token_id", _nested("mask_token_id", "dspark_noise_token_id")),
+        FieldRule("target_layer_ids", layer_ids),
+        FieldRule("sample_from_anchor", layout, None, conflict_code=_LAYOUT_RULE_CODE),
+        FieldRule("draft_vocab_size", _nested("draft_vocab_size"), default=None),
+        FieldRule("target_hidden_size", _nested("target_hidden_size"), default=None),
+        FieldRule("num_target_layers", _nested("num_target_layers"), default=None),
+        FieldRule("sliding_window_non_causal", causality, default=None),
+        FieldRule("markov_rank", _nested("markov_rank"), default=None),
+        FieldRule("markov_head_type", _nested("markov_head_type"), default=None),
+        FieldRule("enable_confidence_head", _nested("enable_confidence_head"), default=None),
+        FieldRule(
+            "confidence_head_with_markov", _nested("confidence_head_with_markov"), default=None
+        ),
+        FieldRule("num_anchors", _places(("num_anchors",)), default=None),
+        FieldRule("dtype", dtype, default=None),
+    )
+
+
+def _plain_dtype(name: str) -> str:
+    return name.removeprefix("torch.")
+
+
+def _aux(*path: str, written: bool) -> Place:
+    return Place(path, from_aux_ids, to_aux_ids, written=written)
+
+
+_DFLASH_LAYER_IDS = Place(("dflash_config", "target_layer_ids"), same, same, written=False)
+
+DENSE = Dialect(
+    name="dense",
+    rules=(
+        *_decoder_rules(()),
+        *_draft_rules(
+            (
+                Place(("target_layer_ids",)),
+                _aux("eagle_aux_hidden_state_layer_ids", written=True),
+                _aux("aux_hidden_state_layer_ids", written=False),
+                _DFLASH_LAYER_IDS,
+            ),
+            both_layout_keys=True,
+        ),
+    ),
+    constants={
+        ("architectures",): ["Qwen3DSparkModel"],
+        ("model_type",): "qwen3",
+        ("tie_word_embeddings",): False,
+    },
+    containers=(("dflash_config",), ("dspark_config",)),
+)
+
+SPECULATORS = Dialect(
+    name="speculators",
+    rules=(
+        *_decoder_rules(("transformer_layer_config",)),
+        *_draft_rules(
+            (
+                _aux("aux_hidden_state_layer_ids", written=True),
+                _aux("eagle_aux_hidden_state_layer_ids", written=False),
+                Place(("target_layer_ids",), written=False),
+                _DFLASH_LAYER_IDS,
+            ),
+            both_layout_keys=False,
+        ),
+    ),
+    constants={
+        ("architectures",): ["DSparkDraftModel"],
+        ("speculators_model_type",): "dspark",
+        ("transformer_layer_config", "model_type"): "qwen3",
+        ("tie_word_embeddings",): False,
+    },
+    own_keys={
+        ("speculators_config",): "proposal methods and verifier: only speculators reads them",
+        ("speculators_model_type",): "names the speculators class",
+        ("speculators_version",): "version of the library that wrote the source",
+    },
+    containers=(("transformer_layer_config",), ("dflash_config",), ("dspark_config",)),
+    decoder=("transformer_layer_config",),
+)
+
+DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (DENSE, SPECULATORS)}

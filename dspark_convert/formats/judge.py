@@ -1,0 +1,100 @@
+"""Values of a config that no draft can have, whatever its tensors."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from dspark_convert.errors import Findings
+from dspark_convert.formats.detect import CONFIG
+from dspark_convert.formats.rules import Document, lookup
+from dspark_convert.formats.target import judge_depth
+from dspark_convert.schemas.draft import DraftConfig, Layout
+
+
+def judge_config(config: DraftConfig, document: Document, findings: Findings) -> None:
+    """Check the config on its own.
+
+    Codes: ``layer-ids-invalid``, ``mask-token-out-of-range``, ``block-too-short``,
+    ``heads-invalid``, ``quantised-draft``, ``decoder-unsupported``, ``causal-full-attention``.
+    """
+    _judge_layer_ids(config, findings)
+    if config.num_target_layers is not None:
+        judge_depth(config, config.num_target_layers, findings)
+    if config.mask_token_id >= config.vocab_size:
+        findings.error(
+            "mask-token-out-of-range",
+            "the mask token has no row in the embedding",
+            file=CONFIG,
+            key="mask_token_id",
+            expected=f"0 .. {config.vocab_size - 1}",
+            found=config.mask_token_id,
+            hint="give --set mask_token_id=N",
+        )
+    if config.layout is Layout.BONUS_ANCHOR and config.block_size < 2:
+        findings.error(
+            "block-too-short",
+            "a 1+N block of one slot proposes nothing",
+            file=CONFIG,
+            key="block_size",
+            expected="at least 2",
+            found=config.block_size,
+        )
+    if config.num_attention_heads % config.num_key_value_heads:
+        findings.error(
+            "heads-invalid",
+            "attention heads must be a multiple of key/value heads",
+            file=CONFIG,
+            key="num_key_value_heads",
+            found=f"{config.num_attention_heads} and {config.num_key_value_heads}",
+        )
+    _judge_document(config, document, findings)
+
+
+def _judge_layer_ids(config: DraftConfig, findings: Findings) -> None:
+    ids = config.target_layer_ids
+    ascending = all(first < second for first, second in pairwise(ids))
+    if ids and ascending and ids[0] >= -1:
+        return
+    findings.error(
+        "layer-ids-invalid",
+        "target layer ids must be unique, ascending and at least -1 (the embedding output); "
+        "engines capture in ascending order whatever the list says",
+        file=CONFIG,
+        key="target_layer_ids",
+        found=list(ids),
+        hint="reorder fc.weight's columns with the ids, or give --set target_layer_ids=[...]",
+    )
+
+
+def _judge_document(config: DraftConfig, document: Document, findings: Findings) -> None:
+    for key in ("quantization_config", "compression_config"):
+        for path in ((key,), ("transformer_layer_config", key)):
+            if lookup(document, path) is not None:
+                findings.error(
+                    "quantised-draft",
+                    "the config describes quantised weights",
+                    file=CONFIG,
+                    key=".".join(path),
+                    hint="convert the draft before it is quantised; remove the key if it is not",
+                )
+    nested = lookup(document, ("transformer_layer_config", "model_type"))
+    model_type = nested or document.get("model_type")
+    if model_type not in (None, "qwen3"):
+        findings.error(
+            "decoder-unsupported",
+            "only the Qwen3-style decoder is supported",
+            file=CONFIG,
+            key="model_type",
+            expected="qwen3",
+            found=model_type,
+        )
+    causal = document.get("is_causal") or lookup(document, ("dflash_config", "causal"))
+    if causal and "full_attention" in config.layer_types:
+        findings.error(
+            "causal-full-attention",
+            "the config makes full-attention layers causal inside the block; "
+            "DSpark drafts are bidirectional there",
+            file=CONFIG,
+            key="is_causal" if document.get("is_causal") else "dflash_config.causal",
+            hint="remove the key if the draft was trained as DSpark drafts are",
+        )

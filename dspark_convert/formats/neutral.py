@@ -1,0 +1,304 @@
+"""Config documents into ``DraftConfig`` and back: what the tables of ``dialects`` cannot say.
+
+Joined here: layer types with their window, the two halves of RoPE, the layout with its evidence,
+and the heads with the tensors that prove them where a config is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.errors import Findings
+from dspark_convert.formats.detect import CONFIG
+from dspark_convert.formats.dialects import DEEPSPEC_NUM_ANCHORS, DENSE
+from dspark_convert.formats.rules import (
+    UNKNOWN,
+    Dialect,
+    Document,
+    Reading,
+    dotted,
+    lookup,
+    read_field,
+    write_fields,
+)
+from dspark_convert.schemas.draft import DraftConfig, Layout
+
+DTYPE_NAMES: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+_HEAD_FIELDS = (
+    "markov_rank",
+    "markov_head_type",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+)
+
+
+@dataclass(frozen=True)
+class ParsedConfig:
+    """A config as understood; ``readings`` says which key each field came from."""
+
+    config: DraftConfig
+    layout_evidence: str
+    readings: Mapping[str, Reading]
+
+
+def parse_config(
+    document: Document,
+    dialect: Dialect,
+    tensors: Mapping[str, StoredTensor],
+    findings: Findings,
+    *,
+    layout: Layout | None = None,
+) -> ParsedConfig | None:
+    """Read ``DraftConfig`` from a config document.
+
+    Args:
+        document: the parsed ``config.json``, types already checked, overrides already applied.
+        dialect: its dialect.
+        tensors: the stored tensors by canonical name, which decide about heads and dtype where
+            the config is silent; may be empty.
+        findings: takes every problem; None is returned when they leave a field undecided.
+        layout: overrules whatever the config says.
+    """
+    readings = {rule.field: read_field(rule, document, CONFIG, findings) for rule in dialect.rules}
+    values: dict[str, Any] = {name: reading.value for name, reading in readings.items()}
+    layout_value, layout_evidence = _layout(values, document, dialect, findings, layout)
+    _fill_from_tensors(values, tensors, findings)
+    _join_decoder(values, findings)
+    if values["draft_vocab_size"] is None:
+        values["draft_vocab_size"] = values["vocab_size"]
+    if layout_value is None or any(value is UNKNOWN for value in values.values()):
+        return None
+    values["layout"] = layout_value
+    known = {name: values[name] for name in DraftConfig.model_fields if name in values}
+    try:
+        config = DraftConfig(**known)
+    except ValidationError as error:
+        _report_invalid(error, dialect, findings)
+        return None
+    return ParsedConfig(config, layout_evidence, readings)
+
+
+def split_config(config: DraftConfig) -> dict[str, Any]:
+    """The fields of ``config`` as the rules spell them; the inverse of the joins above."""
+    values = config.model_dump(mode="json")
+    rope = values.pop("rope_parameters")
+    values["rope_theta"] = rope.pop("rope_theta")
+    values["rope_scaling"] = rope
+    values["sample_from_anchor"] = config.layout is Layout.ANCHOR_FIRST
+    values["use_sliding_window"] = config.slides
+    if not config.slides:
+        values["sliding_window_non_causal"] = None
+    if not config.reduced_vocabulary and config.draft_vocab_size == config.vocab_size:
+        values["draft_vocab_size"] = None
+    return values
+
+
+def render_dense(config: DraftConfig) -> Document:
+    """``config.json`` of the dense form, as far as ``DraftConfig`` determines it.
+
+    ``draft_vocab_size`` appears only where it differs, ``num_anchors`` always (DeepSpec's loader
+    asks for it; 512 when not known). The source of each key: FORMATS, sections 1.1 and 5.
+    """
+    document: Document = {}
+    for path, value in DENSE.constants.items():
+        document[path[-1]] = value
+    values = split_config(config)
+    values["num_anchors"] = config.num_anchors or DEEPSPEC_NUM_ANCHORS
+    write_fields(DENSE.rules, values, document)
+    document.setdefault("sliding_window", None)
+    return document
+
+
+def heads_in(tensors: Mapping[str, StoredTensor], hidden_size: object) -> dict[str, Any]:
+    """What the stored tensors say about the heads, in the words of the config."""
+    w1 = tensors.get("markov_head.markov_w1.weight")
+    confidence = tensors.get("confidence_head.proj.weight")
+    kind = "vanilla"
+    if any(name.startswith("markov_head.gate_proj.") for name in tensors):
+        kind = "gated"
+    elif any(name.startswith("markov_head.joint_proj.") for name in tensors):
+        kind = "rnn"
+    return {
+        "markov_rank": w1.shape[1] if w1 is not None and len(w1.shape) == 2 else 0,
+        "markov_head_type": kind,
+        "enable_confidence_head": confidence is not None,
+        "confidence_head_with_markov": confidence is not None
+        and confidence.shape[-1:] != (hidden_size,),
+    }
+
+
+def _fill_from_tensors(
+    values: dict[str, Any], tensors: Mapping[str, StoredTensor], findings: Findings
+) -> None:
+    """Heads and dtype that the config is silent about: the tensors are the evidence."""
+    stored = heads_in(tensors, values["hidden_size"])
+    backbone = tensors.get("fc.weight")
+    stored["dtype"] = DTYPE_NAMES.get(backbone.dtype if backbone else "", "bfloat16")
+    for name in (*_HEAD_FIELDS, "dtype"):
+        if values[name] is None:
+            values[name] = stored[name]
+            findings.note(
+                "key-inferred",
+                f"{name} is not given; the stored tensors say {stored[name]!r}",
+                file=CONFIG,
+                key=name,
+            )
+
+
+def _join_decoder(values: dict[str, Any], findings: Findings) -> None:
+    slides = _join_layer_types(values, findings)
+    window = values["sliding_window"]
+    if slides and window is None:
+        findings.error(
+            "sliding-window-missing",
+            "layers slide but no window size is given",
+            file=CONFIG,
+            key="sliding_window",
+            hint="give --set sliding_window=N",
+        )
+    elif slides and not values["use_sliding_window"]:
+        findings.warning(
+            "sliding-window-switched-off",
+            "layer_types says that layers slide, use_sliding_window is not true; loaders of the "
+            "source drop the window, the result keeps it",
+            file=CONFIG,
+            key="use_sliding_window",
+        )
+    _join_causality(values, slides, findings)
+    if not slides:
+        values["sliding_window"] = None
+    scaling, theta = values.pop("rope_scaling"), values.pop("rope_theta")
+    unknown = scaling is UNKNOWN or theta is UNKNOWN
+    values["rope_parameters"] = (
+        UNKNOWN if unknown else {"rope_type": "default", **scaling, "rope_theta": theta}
+    )
+
+
+def _join_layer_types(values: dict[str, Any], findings: Findings) -> bool:
+    """Fill absent layer types as Qwen3Config does, check given ones; whether any slides."""
+    given, depth = values["layer_types"], values["num_hidden_layers"]
+    if given is UNKNOWN or not isinstance(depth, int):
+        return False
+    if given is None:
+        given = ["full_attention"] * depth
+        if values["use_sliding_window"]:
+            findings.error(
+                "key-missing",
+                "use_sliding_window is true but layer_types does not say which layers slide",
+                file=CONFIG,
+                key="layer_types",
+                hint="give --set 'layer_types=[\"sliding_attention\", ...]', one per layer",
+            )
+    elif len(given) != depth:
+        findings.error(
+            "config-invalid",
+            "layer_types must have one entry per layer",
+            file=CONFIG,
+            key="layer_types",
+            expected=f"{depth} entries",
+            found=f"{len(given)} entries",
+        )
+    values["layer_types"] = tuple(given)
+    return "sliding_attention" in given
+
+
+def _join_causality(values: dict[str, Any], slides: bool, findings: Findings) -> None:
+    non_causal = values["sliding_window_non_causal"]
+    if non_causal is UNKNOWN:
+        return
+    if non_causal is None and slides:
+        findings.note(
+            "default-used",
+            "nothing says whether sliding layers are causal inside the block; they are by default "
+            "in speculators, vLLM and SGLang",
+            file=CONFIG,
+            key="sliding_window_non_causal",
+        )
+    values["sliding_window_non_causal"] = bool(non_causal) and slides
+
+
+def _layout(
+    values: dict[str, Any],
+    document: Document,
+    dialect: Dialect,
+    findings: Findings,
+    override: Layout | None,
+) -> tuple[Layout | None, str]:
+    declared, block = values.pop("sample_from_anchor"), values["block_size"]
+    if override is not None:
+        return override, "given with --layout"
+    if declared is UNKNOWN:
+        return None, ""
+    tokens = _speculative_tokens(document)
+    suggested = None
+    if isinstance(block, int) and tokens is not None:
+        suggested = {block: Layout.ANCHOR_FIRST, block - 1: Layout.BONUS_ANCHOR}.get(tokens)
+    if declared is not None:
+        layout = Layout.ANCHOR_FIRST if declared else Layout.BONUS_ANCHOR
+        if suggested not in (None, layout):
+            _report_layout_conflict(layout, tokens, block, findings)
+            return None, ""
+        return layout, "declared in the config"
+    if suggested is not None:
+        evidence = f"inferred: {tokens} speculative tokens in a block of {block}"
+        findings.note("layout-inferred", f"the layout is not declared; {evidence}", file=CONFIG)
+        return suggested, evidence
+    if dialect is DENSE:
+        evidence = "by convention: every reader of the dense form takes an absent key as this"
+        findings.note(
+            "layout-by-convention", f"the layout is not declared; {evidence}", file=CONFIG
+        )
+        return Layout.ANCHOR_FIRST, evidence
+    findings.error(
+        "layout-undeclared",
+        "neither sample_from_anchor nor the proposal methods say which layout this draft has; "
+        "readers disagree about the default and the wrong one drafts almost nothing",
+        file=CONFIG,
+        key="sample_from_anchor",
+        found=f"block_size {block}, speculative_tokens {tokens}",
+        hint="ask who trained it and give --layout anchor-first or --layout bonus-anchor "
+        "(speculators before the key existed trained bonus-anchor only)",
+    )
+    return None, ""
+
+
+def _speculative_tokens(document: Document) -> int | None:
+    """The count that all proposal methods agree on; None when there is none."""
+    methods = lookup(document, ("speculators_config", "proposal_methods")) or []
+    counts = {method.get("speculative_tokens") for method in methods} - {None}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _report_layout_conflict(
+    layout: Layout, tokens: int | None, block: int, findings: Findings
+) -> None:
+    declared = layout is Layout.ANCHOR_FIRST
+    findings.error(
+        "layout-conflict",
+        "the declared layout and the number of speculative tokens contradict each other",
+        file=CONFIG,
+        key="sample_from_anchor",
+        expected=f"{block if declared else block - 1} speculative tokens for {layout.value}",
+        found=f"{tokens} with block_size {block}",
+        hint="find out how it was trained and give --layout anchor-first or --layout bonus-anchor",
+    )
+
+
+def _report_invalid(error: ValidationError, dialect: Dialect, findings: Findings) -> None:
+    for problem in error.errors():
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        rule = dialect.rule(name)
+        findings.error(
+            "config-invalid",
+            problem["msg"],
+            file=CONFIG,
+            key=dotted(rule.places[0].path) if rule else name,
+            found=repr(problem["input"]),
+            hint=f"correct the key, or give --set {name}=VALUE" if rule else None,
+        )

@@ -1,0 +1,148 @@
+"""What a user knows better than the file: edits of the source document, before it is read."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import PositiveFloat, TypeAdapter, ValidationError
+
+from dspark_convert.errors import Finding, UsageError
+from dspark_convert.formats.rules import Dialect, Document, assign, dotted, lookup, remove
+from dspark_convert.formats.vocabulary import Reading
+from dspark_convert.schemas.draft import DraftConfig, Layout
+
+_JOINED_FIELDS: Mapping[str, Any] = {"rope_theta": PositiveFloat, "rope_scaling": dict[str, Any]}
+_NOT_SETTABLE = {"layout", "rope_parameters"}
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Values that overrule the source, also where it contradicts itself.
+
+    ``fields`` are ``--set`` pairs, parsed; ``layout`` and ``d2t`` the options of that name.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    layout: Layout | None = None
+    d2t: Reading | None = None
+
+    def as_document(self) -> dict[str, Any]:
+        """What plan and manifest record."""
+        named = {"layout": self.layout and self.layout.value, "d2t": self.d2t}
+        return {**self.fields, **{key: value for key, value in named.items() if value}}
+
+
+NO_OVERRIDES = Overrides()
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """Parse ``KEY=VALUE`` pairs; a value is JSON, or a plain text where it is no JSON.
+
+    Raises:
+        UsageError: ``bad-setting``: no ``=``, a key that cannot be set, a value of the wrong type,
+            a key given twice.
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, text = pair.partition("=")
+        key = key.strip()
+        if not separator or key not in settable_fields():
+            raise _bad_setting(pair, f"KEY=VALUE with KEY one of {', '.join(settable_fields())}")
+        if key in settings:
+            raise _bad_setting(pair, f"{key} once")
+        settings[key] = _parse_value(key, text, pair)
+    return settings
+
+
+def settable_fields() -> list[str]:
+    """The keys that ``--set`` takes."""
+    return sorted({*DraftConfig.model_fields, *_JOINED_FIELDS} - _NOT_SETTABLE)
+
+
+def apply_overrides(document: Document, dialect: Dialect, overrides: Overrides) -> Document:
+    """A copy of ``document`` in which every override stands alone in its first place."""
+    edited = copy.deepcopy(document)
+    fields = dict(overrides.fields)
+    if overrides.layout is not None:
+        fields["sample_from_anchor"] = overrides.layout is Layout.ANCHOR_FIRST
+    for name, value in fields.items():
+        rule = dialect.rule(name)
+        assert rule is not None, f"no rule for {name}"
+        first, *others = rule.places
+        for place in others:
+            _remove_part(edited, place.path, name)
+        stored = first.write(value)
+        if name == "rope_scaling":
+            stored = {**_theta_of(edited, first.path), **stored}
+        assign_over_null(edited, first.path, stored)
+    return edited
+
+
+def assign_over_null(document: Document, path: tuple[str, ...], value: Any) -> None:
+    """Like ``assign``, also where an object on the way is null."""
+    for depth in range(1, len(path)):
+        if not isinstance(lookup(document, path[:depth]), dict):
+            assign(document, path[:depth], {})
+    assign(document, path, value)
+
+
+def overridden_keys(document: Document, dialect: Dialect, overrides: Overrides) -> dict[str, str]:
+    """Dotted source keys that an override replaced, with the field that replaced them."""
+    fields = [*overrides.fields, *(["sample_from_anchor"] if overrides.layout else [])]
+    return {
+        dotted(place.path): name
+        for name in fields
+        if (rule := dialect.rule(name)) is not None
+        for place in rule.places
+        if lookup(document, place.path) is not None
+    }
+
+
+def _remove_part(document: Document, path: tuple[str, ...], name: str) -> None:
+    if name == "rope_scaling":
+        theta = _theta_of(document, path)
+        remove(document, path)
+        if theta:
+            assign(document, path, theta)
+    else:
+        remove(document, path)
+
+
+def _theta_of(document: Document, path: tuple[str, ...]) -> dict[str, Any]:
+    theta = lookup(document, (*path, "rope_theta"))
+    return {} if theta is None else {"rope_theta": theta}
+
+
+def _parse_value(key: str, text: str, pair: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    try:
+        TypeAdapter(_field_type(key)).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        raise _bad_setting(pair, f"{key}: {error.errors()[0]['msg']}") from None
+    return value
+
+
+def _field_type(key: str) -> Any:
+    if key in _JOINED_FIELDS:
+        return _JOINED_FIELDS[key]
+    info = DraftConfig.model_fields[key]
+    return Annotated[info.annotation, info]
+
+
+def _bad_setting(pair: str, expected: str) -> UsageError:
+    return UsageError(
+        Finding(
+            code="bad-setting",
+            message="--set cannot be understood",
+            found=pair,
+            expected=expected,
+            hint="for instance --set mask_token_id=151669 --set target_layer_ids=[1,9,17]",
+        )
+    )

@@ -1,0 +1,199 @@
+"""Rules that say where a dialect keeps each field, read and written by one small engine.
+
+A dialect is a table of ``FieldRule``s. Reading collects every place that holds a field and wants
+them to agree; writing fills the places marked ``written``. Each place knows both directions, so a
+dialect is never typed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dspark_convert.errors import Findings
+
+KeyPath = tuple[str, ...]
+Document = dict[str, Any]
+
+REQUIRED: Any = object()
+"""The default of a field that has none."""
+
+UNKNOWN: Any = object()
+"""The value of a field that could not be read; a finding says why."""
+
+
+def same(value: Any) -> Any:
+    """The transformation of a value that is stored as it is meant."""
+    return value
+
+
+@dataclass(frozen=True)
+class Place:
+    """One key that may hold a field. ``read`` and ``write`` are inverses of each other."""
+
+    path: KeyPath
+    read: Callable[[Any], Any] = same
+    write: Callable[[Any], Any] = same
+    written: bool = True
+    """Whether the dialect's own writer fills this place."""
+    carried: bool = False
+    """Whether a conversion repeats the key as it was, because an engine reads only this one."""
+
+
+@dataclass(frozen=True)
+class FieldRule:
+    """Where a field lives and what its absence means."""
+
+    field: str
+    places: tuple[Place, ...]
+    default: Any = REQUIRED
+    default_source: str = ""
+    conflict_code: str = "key-conflict"
+
+    def written_names(self) -> tuple[str, ...]:
+        """Dotted names of the keys that a writer fills."""
+        return tuple(dotted(place.path) for place in self.places if place.written)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A field as found: its value and the keys that hold it (none: the default)."""
+
+    value: Any
+    paths: tuple[KeyPath, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A published shape of a draft."""
+
+    name: str
+    rules: tuple[FieldRule, ...]
+    constants: Mapping[KeyPath, Any]
+    """Keys with the same value in every file of the dialect."""
+    own_keys: Mapping[KeyPath, str] = field(default_factory=dict)
+    """Keys that mean nothing elsewhere, with the reason why a conversion leaves them out."""
+    containers: tuple[KeyPath, ...] = ()
+    """Nested objects whose keys are accounted for one by one."""
+    decoder: KeyPath = ()
+    """The object that holds the decoder's keys."""
+
+    def rule(self, name: str) -> FieldRule | None:
+        """The rule of a field."""
+        return next((rule for rule in self.rules if rule.field == name), None)
+
+
+def dotted(path: KeyPath) -> str:
+    """A key path as users write it."""
+    return ".".join(path)
+
+
+def lookup(document: Mapping[str, Any], path: KeyPath) -> Any:
+    """The value at ``path``; None when absent, which all of these formats treat alike."""
+    value: Any = document
+    for key in path:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value
+
+
+def assign(document: Document, path: KeyPath, value: Any) -> None:
+    """Set ``path``, creating the objects above it."""
+    for key in path[:-1]:
+        document = document.setdefault(key, {})
+    document[path[-1]] = value
+
+
+def remove(document: Document, path: KeyPath) -> None:
+    """Delete ``path`` if it is there."""
+    parent = lookup(document, path[:-1])
+    if isinstance(parent, dict):
+        parent.pop(path[-1], None)
+
+
+def read_field(rule: FieldRule, document: Document, file: str, findings: Findings) -> Reading:
+    """Read a field from every place that holds it.
+
+    Reports ``key-conflict`` (or the rule's own code) when two places disagree and ``key-missing``
+    when a required field has none.
+    """
+    held = [
+        (place, place.read(stored))
+        for place in rule.places
+        if (stored := lookup(document, place.path)) is not None
+    ]
+    held = [(place, value) for place, value in held if value is not None]
+    paths = tuple(place.path for place, _ in held)
+    if not held:
+        return _absent(rule, file, findings)
+    if any(value != held[0][1] for _, value in held):
+        _report_conflict(rule, held, document, file, findings)
+        return Reading(UNKNOWN, paths)
+    return Reading(held[0][1], paths)
+
+
+def write_fields(rules: Iterable[FieldRule], values: Mapping[str, Any], document: Document) -> None:
+    """Write every field of ``values`` to the places where its rule wants it; None is left out."""
+    for rule in rules:
+        value = values.get(rule.field)
+        if value is None:
+            continue
+        for place in rule.places:
+            if place.written:
+                assign(document, place.path, place.write(value))
+
+
+def walk_keys(document: Document, containers: Iterable[KeyPath]) -> Iterator[tuple[KeyPath, Any]]:
+    """Every key to account for: the top level, and one level inside each container."""
+    opened = {path for path in containers if isinstance(lookup(document, path), dict)}
+    for key, value in document.items():
+        if (key,) not in opened:
+            yield (key,), value
+    for path in sorted(opened):
+        for key, value in lookup(document, path).items():
+            yield (*path, key), value
+
+
+def _absent(rule: FieldRule, file: str, findings: Findings) -> Reading:
+    name = rule.places[0].path
+    if rule.default is REQUIRED:
+        findings.error(
+            "key-missing",
+            f"{rule.field} is not given and has no safe default",
+            file=file,
+            key=dotted(name),
+            hint=f"add the key, or give --set {rule.field}=VALUE",
+        )
+        return Reading(UNKNOWN)
+    if rule.default is not None and rule.default_source:
+        findings.note(
+            "default-used",
+            f"{rule.field} is not given; {rule.default!r} is {rule.default_source}",
+            file=file,
+            key=dotted(name),
+        )
+    return Reading(rule.default)
+
+
+def _report_conflict(
+    rule: FieldRule,
+    held: list[tuple[Place, Any]],
+    document: Document,
+    file: str,
+    findings: Findings,
+) -> None:
+    said = "; ".join(
+        f"{dotted(place.path)} = {lookup(document, place.path)!r}" for place, _ in held
+    )
+    layout = rule.conflict_code == "layout-conflict"
+    way_out = "--layout anchor-first|bonus-anchor" if layout else f"--set {rule.field}=VALUE"
+    findings.error(
+        rule.conflict_code,
+        f"two keys that mean the same disagree about {rule.field}",
+        file=file,
+        key=dotted(held[0][0].path),
+        found=said,
+        hint=f"find out which one is true and give {way_out}",
+    )

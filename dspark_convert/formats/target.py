@@ -1,0 +1,150 @@
+"""The target model as a draft sees it: its text config, embedding and output head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dspark_convert.checkpoint.folder import Checkpoint, StoredTensor, open_checkpoint
+from dspark_convert.errors import DraftError, Finding, Findings
+from dspark_convert.formats.detect import CONFIG
+from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
+from dspark_convert.schemas.draft import DraftConfig
+
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
+
+
+@dataclass(frozen=True)
+class TargetWeights:
+    """What a draft may borrow from its target.
+
+    ``config`` is the text model's config, also where a multimodal config nests it. ``embed_tokens``
+    and ``lm_head`` are [target vocabulary rows, target hidden size]; with tied heads both are the
+    same stored tensor.
+    """
+
+    checkpoint: Checkpoint
+    config: Mapping[str, Any]
+    embed_tokens: StoredTensor
+    lm_head: StoredTensor
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self.embed_tokens.shape[0]
+
+    def supply(self, name: str) -> StoredTensor:
+        """The target's tensor for an absent tensor of the draft."""
+        return {EMBEDDING: self.embed_tokens, LM_HEAD: self.lm_head}[name]
+
+
+def find_target_weights(folder: Path) -> TargetWeights:
+    """Open a target checkpoint and find its embedding and head; no tensor data is read.
+
+    Raises:
+        CheckpointError: the folder is not a readable checkpoint.
+        DraftError: ``target-config-invalid``, ``target-tensor-missing``.
+    """
+    checkpoint = open_checkpoint(folder)
+    config = _text_config(checkpoint)
+    embed_tokens = _find(checkpoint, EMBEDDING)
+    lm_head = _find(checkpoint, LM_HEAD)
+    if lm_head is None and config.get("tie_word_embeddings", _tied_by_wrapper(checkpoint)):
+        lm_head = embed_tokens
+    if embed_tokens is None or lm_head is None:
+        absent = EMBEDDING if embed_tokens is None else LM_HEAD
+        raise DraftError(
+            Finding(
+                code="target-tensor-missing",
+                message="the target's checkpoint does not store a tensor that the draft borrows",
+                file=checkpoint.folder.name,
+                tensor=absent,
+                expected=", ".join(prefix + absent for prefix in _PREFIXES),
+                hint="give the folder of the target model that the draft was trained for",
+            )
+        )
+    return TargetWeights(checkpoint, config, embed_tokens, lm_head)
+
+
+def judge_pairing(
+    draft: DraftConfig, config: Mapping[str, Any], target_rows: int, findings: Findings
+) -> None:
+    """Check a draft against its target's text config.
+
+    Codes: ``target-hidden-size-mismatch``, ``target-depth-mismatch``, ``layer-ids-invalid``,
+    ``target-vocabulary-mismatch``.
+    """
+    hidden = config.get("hidden_size")
+    wanted = draft.target_hidden_size or draft.hidden_size
+    if hidden != wanted:
+        _mismatch("target-hidden-size-mismatch", "hidden_size", wanted, hidden, findings)
+    depth = config.get("num_hidden_layers")
+    if not isinstance(depth, int):
+        _mismatch("target-depth-mismatch", "num_hidden_layers", "a number", depth, findings)
+    else:
+        judge_depth(draft, depth, findings)
+    if draft.num_target_layers not in (None, depth):
+        _mismatch(
+            "target-depth-mismatch", "num_hidden_layers", draft.num_target_layers, depth, findings
+        )
+    # An embedding padded on either side is common; a draft that knows fewer tokens is not.
+    vocab = config.get("vocab_size", target_rows)
+    if isinstance(vocab, int) and draft.vocab_size < min(vocab, target_rows):
+        _mismatch("target-vocabulary-mismatch", "vocab_size", draft.vocab_size, vocab, findings)
+
+
+def judge_depth(draft: DraftConfig, depth: int, findings: Findings) -> None:
+    """Layer ids -1 .. depth - 1 exist (FORMATS, section 1.7)."""
+    beyond = [layer_id for layer_id in draft.target_layer_ids if layer_id >= depth]
+    if beyond:
+        findings.error(
+            "layer-ids-invalid",
+            "the draft listens to layers that the target does not have",
+            file=CONFIG,
+            key="target_layer_ids",
+            expected=f"-1 .. {depth - 1}",
+            found=f"{beyond}",
+            hint="give --set target_layer_ids=[...], or the target that the draft was trained for",
+        )
+
+
+def _text_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    nested = checkpoint.config.get("text_config")
+    config = nested if isinstance(nested, dict) else checkpoint.config
+    if not isinstance(config.get("hidden_size"), int):
+        raise DraftError(
+            Finding(
+                code="target-config-invalid",
+                message="the target's config gives no hidden_size",
+                file=CONFIG,
+                key="hidden_size",
+                hint="give the folder of a causal language model",
+            )
+        )
+    return config
+
+
+def _tied_by_wrapper(checkpoint: Checkpoint) -> bool:
+    return bool(checkpoint.config.get("tie_word_embeddings", False))
+
+
+def _find(checkpoint: Checkpoint, name: str) -> StoredTensor | None:
+    for prefix in _PREFIXES:
+        tensor = checkpoint.tensors.get(prefix + name)
+        if tensor is not None and len(tensor.shape) == 2:
+            return tensor
+    return None
+
+
+def _mismatch(code: str, key: str, wanted: object, found: object, findings: Findings) -> None:
+    findings.error(
+        code,
+        "draft and target do not fit together",
+        file=CONFIG,
+        key=key,
+        expected=f"{wanted}, as the draft wants",
+        found=f"{found} in the target",
+        hint="give the target that the draft was trained for",
+    )

@@ -1,0 +1,181 @@
+"""The tensors of a Qwen3-style draft: canonical names, and what a loader wants of each.
+
+``expected_tensors`` is derived from the config alone (FORMATS, section 2.1), never from the
+checkpoint at hand, so that comparing the two finds what is missing, extra or misshapen.
+
+Shapes: H hidden size, V target vocabulary, D draft vocabulary, r Markov rank, F feature columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.errors import Findings
+from dspark_convert.schemas.draft import DraftConfig
+
+EMBEDDING = "embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+VOCABULARY_TABLE = "draft_id_to_target_id"
+VOCABULARY_MASK = "t2d"
+STORED_TABLE = "d2t"
+
+RENAMES: tuple[tuple[str, str], ...] = (
+    ("model.", ""),
+    ("encoder.fc.", "fc."),
+    ("encoder.output_norm_enc.", "hidden_norm."),
+)
+"""Prefixes that other writers use, applied in order."""
+
+DROPPED: Mapping[str, str] = {
+    VOCABULARY_MASK: "training-time mask; the offset table says the same",
+    "mask_embedding": "left over from training; loaders look the mask token up",
+    "verifier_norm.weight": "belongs to the target model",
+    "verifier_lm_head.weight": "belongs to the target model",
+    "rotary_emb.inv_freq": "computed from the config",
+}
+
+FLOATS = frozenset({"F32", "F16", "BF16"})
+
+FUSED = ("qkv_proj", "gate_up_proj", "kv_proj")
+
+QUANTISED_DTYPES = frozenset(
+    {"U8", "I8", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0"}
+)
+QUANTISED_SUFFIXES = (
+    *("_scale", "_scale_inv", "_scale_2", "_packed"),
+    *(".qweight", ".qzeros", ".scales"),
+)
+
+DtypeClass = Literal["float", "int64"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a loader wants: shape, class of dtype, and whether the target may supply it."""
+
+    shape: tuple[int, ...]
+    dtype_class: DtypeClass = "float"
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class NamedTensors:
+    """Stored tensors under canonical names, and those that belong to no draft."""
+
+    kept: Mapping[str, StoredTensor]
+    dropped: Mapping[str, StoredTensor]
+    mask: StoredTensor | None
+    second_table: StoredTensor | None
+    """The table under its other name, when a checkpoint stores both."""
+
+
+def canonical_name(stored: str) -> str:
+    """The name that FORMATS 2.1 gives a stored tensor; ``d2t`` becomes the reference name."""
+    name = stored
+    for prefix, replacement in RENAMES:
+        if name.startswith(prefix):
+            name = replacement + name.removeprefix(prefix)
+    return VOCABULARY_TABLE if name == STORED_TABLE else name
+
+
+def name_tensors(stored: Iterable[StoredTensor], findings: Findings) -> NamedTensors:
+    """Put canonical names on stored tensors; two that claim one name are ``tensor-duplicate``."""
+    kept: dict[str, StoredTensor] = {}
+    dropped: dict[str, StoredTensor] = {}
+    second_table: StoredTensor | None = None
+    prefixed = []
+    for tensor in sorted(stored, key=lambda tensor: tensor.name):
+        name = canonical_name(tensor.name)
+        if name not in (tensor.name, VOCABULARY_TABLE) or tensor.name.startswith("model."):
+            prefixed.append(tensor.name)
+        place = dropped if name in DROPPED else kept
+        if name not in place:
+            place[name] = tensor
+        elif name == VOCABULARY_TABLE and second_table is None:
+            second_table = tensor
+        else:
+            findings.error(
+                "tensor-duplicate",
+                f"two stored tensors are the same tensor {name}",
+                file=tensor.file,
+                tensor=tensor.name,
+                found=f"{place[name].name} and {tensor.name}",
+                hint="remove the one that does not belong to the draft",
+            )
+    if prefixed:
+        findings.note(
+            "prefix-normalised",
+            f"{len(prefixed)} tensor names carry another writer's prefix; it is taken off "
+            "(vLLM refuses such names)",
+            tensor=prefixed[0],
+        )
+    return NamedTensors(kept, dropped, dropped.get(VOCABULARY_MASK), second_table)
+
+
+def expected_tensors(config: DraftConfig) -> dict[str, TensorSpec]:
+    """Every tensor that a draft of this config has, by canonical name.
+
+    ``embed_tokens.weight`` [V, H] may be absent (the target's is used); ``lm_head.weight`` [D, H]
+    only when its rows are the target's, D = V.
+    """
+    hidden, vocab, draft_vocab = config.hidden_size, config.vocab_size, config.draft_vocab_size
+    specs = {
+        EMBEDDING: TensorSpec((vocab, hidden), required=False),
+        "fc.weight": TensorSpec((hidden, config.feature_size)),
+        "hidden_norm.weight": TensorSpec((hidden,)),
+        "norm.weight": TensorSpec((hidden,)),
+        LM_HEAD: TensorSpec((draft_vocab, hidden), required=draft_vocab != vocab),
+    }
+    for layer in range(config.num_hidden_layers):
+        for name, spec in _layer_tensors(config).items():
+            specs[f"layers.{layer}.{name}"] = spec
+    specs |= _head_tensors(config)
+    if config.reduced_vocabulary:
+        specs[VOCABULARY_TABLE] = TensorSpec((draft_vocab,), "int64")
+    return specs
+
+
+def _layer_tensors(config: DraftConfig) -> dict[str, TensorSpec]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    projections = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+    }
+    specs = {f"{name}.weight": TensorSpec(shape) for name, shape in projections.items()}
+    if config.attention_bias:
+        specs |= {f"{name}.bias": TensorSpec(shape[:1]) for name, shape in projections.items()}
+    return specs | {
+        "self_attn.q_norm.weight": TensorSpec((config.head_dim,)),
+        "self_attn.k_norm.weight": TensorSpec((config.head_dim,)),
+        "mlp.gate_proj.weight": TensorSpec((inner, hidden)),
+        "mlp.up_proj.weight": TensorSpec((inner, hidden)),
+        "mlp.down_proj.weight": TensorSpec((hidden, inner)),
+        "input_layernorm.weight": TensorSpec((hidden,)),
+        "post_attention_layernorm.weight": TensorSpec((hidden,)),
+    }
+
+
+def _head_tensors(config: DraftConfig) -> dict[str, TensorSpec]:
+    hidden, rank = config.hidden_size, config.markov_rank
+    specs: dict[str, TensorSpec] = {}
+    if rank:
+        specs["markov_head.markov_w1.weight"] = TensorSpec((config.vocab_size, rank))
+        specs["markov_head.markov_w2.weight"] = TensorSpec((config.draft_vocab_size, rank))
+        if config.markov_head_type == "gated":
+            specs["markov_head.gate_proj.weight"] = TensorSpec((rank, hidden + rank))
+            specs["markov_head.gate_proj.bias"] = TensorSpec((rank,))
+        elif config.markov_head_type == "rnn":
+            specs["markov_head.joint_proj.weight"] = TensorSpec((3 * rank, 2 * rank + hidden))
+            specs["markov_head.joint_proj.bias"] = TensorSpec((3 * rank,))
+    if config.enable_confidence_head:
+        columns = hidden + rank * config.confidence_head_with_markov
+        specs["confidence_head.proj.weight"] = TensorSpec((1, columns))
+        specs["confidence_head.proj.bias"] = TensorSpec((1,), required=False)
+    return specs

@@ -36,9 +36,7 @@ class DraftSource:
     checkpoint: Checkpoint
     detection: Detection
     document: Document
-    """The config as stored."""
-    edited: Document
-    """The config with the overrides applied."""
+    """The config as stored, before any override."""
     parsed: ParsedConfig
     named: NamedTensors
     table: VocabularyTable | None
@@ -70,14 +68,24 @@ class DraftSource:
         return None if self.table is None else self.table.offsets
 
 
-@dataclass(frozen=True)
+@dataclass
 class Examination:
-    """Everything that could be established about a folder, in spite of errors."""
+    """Everything that could be established about a folder, step by step, in spite of errors.
+
+    A step that failed leaves its field None and says why in ``findings``.
+    """
 
     findings: Findings
-    config: DraftConfig | None
-    source: DraftSource | None
-    """None when there are errors."""
+    checkpoint: Checkpoint | None = None
+    detection: Detection | None = None
+    parsed: ParsedConfig | None = None
+    source: DraftSource | None = None
+    """Set only when there are no errors."""
+
+    @property
+    def config(self) -> DraftConfig | None:
+        """What the draft is, as far as its config goes."""
+        return self.parsed.config if self.parsed else None
 
 
 def read_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> DraftSource:
@@ -95,11 +103,11 @@ def read_draft_with_notes(
 ) -> tuple[DraftSource, Findings]:
     """Like ``read_draft``, with the notes and warnings that were made on the way."""
     checkpoint = open_checkpoint(folder)
-    findings = Findings(checkpoint.notes)
-    source, _ = _read(checkpoint, overrides, findings)
-    findings.raise_errors(DraftError)
-    assert source is not None, "no error, and yet nothing read"
-    return source, findings
+    examination = Examination(Findings(checkpoint.notes), checkpoint)
+    _read(examination, checkpoint, overrides)
+    examination.findings.raise_errors(DraftError)
+    assert examination.source is not None, "no error, and yet nothing read"
+    return examination.source, examination.findings
 
 
 def examine(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Examination:
@@ -108,73 +116,74 @@ def examine(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Examination
     Raises:
         CheckpointError: when not even ``config.json`` can be read.
     """
-    findings = Findings()
+    examination = Examination(Findings())
     try:
-        checkpoint = open_checkpoint(folder)
+        checkpoint = examination.checkpoint = open_checkpoint(folder)
+        document = checkpoint.config
+        examination.findings.add(*checkpoint.notes)
     except CheckpointError as error:
+        checkpoint, document = None, _config_alone(folder, error)
+        examination.findings.add(*error.findings)
+    try:
+        if checkpoint is not None:
+            _read(examination, checkpoint, overrides)
+        else:
+            examination.detection = detect(document, ())
+            _parse(examination, document, {}, overrides)
+    except DSparkError as error:
+        examination.findings.add(*error.findings)
+    return examination
+
+
+def _config_alone(folder: Path, error: CheckpointError) -> Document:
+    """The config of a folder whose weights cannot be read; raises ``error`` if it is not there."""
+    try:
         document = read_json(folder / CONFIG_FILE)
-        if not isinstance(document, dict):
-            raise
-        findings.add(*error.findings)
-        return Examination(findings, _examine_config(document, overrides, findings), None)
-    findings.add(*checkpoint.notes)
-    try:
-        source, config = _read(checkpoint, overrides, findings)
-    except DSparkError as error:
-        findings.add(*error.findings)
-        return Examination(findings, None, None)
-    return Examination(findings, config, None if findings.of("error") else source)
+    except CheckpointError:
+        document = None
+    if not isinstance(document, dict):
+        raise error
+    return document
 
 
-def _examine_config(
-    document: Document, overrides: Overrides, findings: Findings
-) -> DraftConfig | None:
-    try:
-        dialect = detect(document, ()).dialect
-    except DSparkError as error:
-        findings.add(*error.findings)
-        return None
-    parsed, _ = _parse(document, dialect, {}, overrides, findings)
-    return parsed.config if parsed else None
-
-
-def _read(
-    checkpoint: Checkpoint, overrides: Overrides, findings: Findings
-) -> tuple[DraftSource | None, DraftConfig | None]:
-    detection = detect(checkpoint.config, checkpoint.tensors)
+def _read(examination: Examination, checkpoint: Checkpoint, overrides: Overrides) -> None:
+    """Every step that needs the weights' headers; fills ``examination``."""
+    findings = examination.findings
+    examination.detection = detect(checkpoint.config, checkpoint.tensors)
     named = name_tensors(checkpoint.tensors.values(), findings)
-    parsed, edited = _parse(checkpoint.config, detection.dialect, named.kept, overrides, findings)
+    _parse(examination, checkpoint.config, named.kept, overrides)
+    parsed = examination.parsed
     if parsed is None:
-        return None, None
+        return
     judge_structure(parsed.config, named.kept, findings)
     table = judge_vocabulary(parsed.config, named, findings, reading=overrides.d2t)
-    source = DraftSource(
-        checkpoint=checkpoint,
-        detection=detection,
-        document=checkpoint.config,
-        edited=edited,
-        parsed=parsed,
-        named=named,
-        table=table,
-        overrides=overrides,
-    )
-    return source, parsed.config
+    if not findings.of("error"):
+        examination.source = DraftSource(
+            checkpoint=checkpoint,
+            detection=examination.detection,
+            document=checkpoint.config,
+            parsed=parsed,
+            named=named,
+            table=table,
+            overrides=overrides,
+        )
 
 
 def _parse(
+    examination: Examination,
     document: Document,
-    dialect: Dialect,
     tensors: Mapping[str, StoredTensor],
     overrides: Overrides,
-    findings: Findings,
-) -> tuple[ParsedConfig | None, Document]:
+) -> None:
+    """Understand the config, with the overrides applied."""
+    assert examination.detection is not None, "the dialect comes first"
+    dialect, findings = examination.detection.dialect, examination.findings
     edited = apply_overrides(document, dialect, overrides)
-    if not _types_right(edited, dialect, findings):
-        return None, edited
-    parsed = parse_config(edited, dialect, tensors, findings, layout=overrides.layout)
-    if parsed is not None:
-        judge_config(parsed.config, edited, findings)
-    return parsed, edited
+    if _types_right(edited, dialect, findings):
+        parsed = parse_config(edited, dialect, tensors, findings, layout=overrides.layout)
+        if parsed is not None:
+            judge_config(parsed.config, edited, findings)
+        examination.parsed = parsed
 
 
 def _types_right(document: Document, dialect: Dialect, findings: Findings) -> bool:

@@ -1,0 +1,122 @@
+"""The one way out: data to stdout, notes and progress to stderr, nothing interpreted.
+
+Names and texts come from files that nobody vouches for. They are shown as data: no markup, no
+emoji codes, control characters spelled out, so that a tensor name cannot repaint the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from dspark_convert.errors import Finding
+
+_SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def visible(text: object) -> str:
+    """``text`` with control, format and surrogate characters written as escapes."""
+    return "".join(
+        character.encode("unicode_escape", "surrogatepass").decode("ascii")
+        if unicodedata.category(character) in _HIDDEN_CATEGORIES
+        else character
+        for character in str(text)
+    )
+
+
+def literal(text: object, style: str = "") -> Text:
+    """``text`` as it is, with one style; it folds rather than loses characters."""
+    return Text(visible(text), style=style, overflow="fold")
+
+
+class Sink:
+    """Where a command says things.
+
+    Args:
+        as_json: print one JSON document to stdout instead of tables.
+        quiet: only errors reach stderr, and no table reaches stdout.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        self._out = Console(markup=False, emoji=False, highlight=False)
+        self._err = Console(stderr=True, markup=False, emoji=False, highlight=False)
+
+    def data(self, document: Any, *tables: RenderableType) -> None:
+        """The result: ``document`` with ``--json``, else the tables."""
+        if self.as_json:
+            text = json.dumps(document, indent=2, ensure_ascii=True)
+            self._out.print(text, soft_wrap=True)
+        elif not self.quiet:
+            for table in tables:
+                self._out.print(table)
+
+    def findings(self, findings: Iterable[Finding]) -> None:
+        """Errors, warnings and notes, in words, to stderr."""
+        for finding in findings:
+            if finding.severity == "error" or not self.quiet:
+                self._err.print(_finding_text(finding))
+
+    def note(self, text: str) -> None:
+        """One line to stderr."""
+        if not self.quiet:
+            self._err.print(literal(text), soft_wrap=True)
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar over ``total`` bytes on a terminal, nothing elsewhere; yields the advancer."""
+        if self.quiet or not self._err.is_terminal:
+            yield lambda count: None
+            return
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self._err, transient=True) as bar:
+            task = bar.add_task(visible(what), total=total)
+            yield lambda count: bar.advance(task, count)
+
+
+def _finding_text(finding: Finding) -> RenderableType:
+    head = Text(f"{finding.severity} ", style=_SEVERITY_STYLE[finding.severity])
+    head.append(finding.code, style="bold")
+    head.append_text(literal(f": {finding.message}"))
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    rows = (
+        ("where", finding.where),
+        ("expected", finding.expected),
+        ("found", finding.found),
+        ("fix", finding.hint),
+    )
+    for label, value in rows:
+        if value:
+            grid.add_row(f"{label}:", literal(value))
+    whole = Table.grid()
+    whole.add_column(overflow="fold")
+    whole.add_row(head)
+    if grid.row_count:
+        whole.add_row(Padding(grid, (0, 0, 0, 2)))
+    return whole

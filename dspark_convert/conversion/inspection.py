@@ -1,0 +1,83 @@
+"""Describe a checkpoint, and check it, without converting anything."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+from dspark_convert.conversion.engines import Published, engine_notes
+from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
+from dspark_convert.formats.read import DraftSource, Examination, examine
+from dspark_convert.formats.rules import lookup
+from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, VOCABULARY_TABLE
+from dspark_convert.schemas.inspection import CheckReport, Inspection
+
+
+def inspect_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Inspection:
+    """Everything that can be said about a draft from its config and headers.
+
+    Raises:
+        CheckpointError: not even the config can be read.
+    """
+    examination = examine(folder, overrides=overrides)
+    return describe(folder, examination)
+
+
+def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckReport:
+    """All static checks; the verdict is ``fail`` when any finding is an error.
+
+    Raises:
+        CheckpointError: not even the config can be read.
+    """
+    findings = examine(folder, overrides=overrides).findings
+    return CheckReport(
+        name=folder.resolve().name,
+        verdict="fail" if findings.of("error") else "pass",
+        findings=tuple(findings),
+    )
+
+
+def describe(folder: Path, examination: Examination) -> Inspection:
+    """An examination as a document."""
+    config, source = examination.config, examination.source
+    checkpoint = examination.checkpoint
+    tensors = checkpoint.tensors if checkpoint else {}
+    sizes = Counter[str]()
+    for tensor in tensors.values():
+        sizes[tensor.dtype] += tensor.nbytes
+    return Inspection(
+        name=folder.resolve().name,
+        dialect=examination.detection.dialect.name if examination.detection else None,
+        evidence=examination.detection.evidence if examination.detection else (),
+        draft=config,
+        layout_evidence=examination.parsed.layout_evidence if examination.parsed else None,
+        num_speculative_tokens=config.num_speculative_tokens if config else None,
+        vocabulary_table=_table_text(source) if source else None,
+        weight_files=tuple(file.name for file in checkpoint.files) if checkpoint else (),
+        tensors=len(tensors),
+        parameters=sum(math.prod(t.shape) for t in tensors.values() if t.dtype[0] in "FB"),
+        weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        dtypes=dict(sizes),
+        absent=tuple(n for n in (EMBEDDING, LM_HEAD) if source and n not in source.tensors),
+        engines=engine_notes(published(source)) if source else (),
+        findings=tuple(examination.findings),
+    )
+
+
+def published(source: DraftSource) -> Published:
+    """A draft on disk as the engines see it: stored names, the layout key as it is."""
+    rule = source.dialect.rule("sample_from_anchor")
+    declared = rule is not None and any(
+        lookup(source.document, place.path) is not None for place in rule.places
+    )
+    names = [tensor.name for tensor in source.checkpoint.tensors.values()]
+    return Published(source.dialect.name, source.config, names, declared)
+
+
+def _table_text(source: DraftSource) -> str:
+    if source.table is None:
+        return "none: draft ids are target ids"
+    stored = source.tensors[VOCABULARY_TABLE]
+    text = f"{stored.name}, {stored.dtype} [{stored.shape[0]}], offsets"
+    return f"{text} ({source.table.changed})" if source.table.changed else text

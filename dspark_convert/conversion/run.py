@@ -1,0 +1,205 @@
+"""Carry out a planned conversion: stream the bytes, re-read them, put the result in place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dspark_convert import __version__
+from dspark_convert.checkpoint.files import open_regular, read_limited, read_range
+from dspark_convert.checkpoint.folder import StoredTensor, open_checkpoint
+from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES, SideFile
+from dspark_convert.checkpoint.staging import staged_folder
+from dspark_convert.checkpoint.transfer import copy_range, ranges_equal
+from dspark_convert.conversion.plan import MANIFEST_FILE, Conversion
+from dspark_convert.conversion.weights import INDEX_FILE, OutputWeights, Piece
+from dspark_convert.errors import CheckpointError, Finding, OutputError
+from dspark_convert.schemas.plan import ConversionManifest, OutputFile
+
+CONFIG_FILE = "config.json"
+
+_SMALL_FILES_BYTES = 64 << 10
+"""Room for config, index and manifest, beside the tensors that they list."""
+
+
+def run_conversion(
+    conversion: Conversion,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    verify_bytes: bool = False,
+    on_bytes: Callable[[int], None] = lambda count: None,
+) -> ConversionManifest:
+    """Write the result of a conversion to the folder ``output``.
+
+    Args:
+        conversion: the plan and its sources.
+        output: appears complete, or not at all.
+        overwrite: replace an empty folder, or an earlier result of ours.
+        verify_bytes: compare all copied bytes, not only the ends of each range.
+        on_bytes: hears how many bytes of tensors were copied.
+
+    Raises:
+        OutputError: the output may not be replaced, the disk is full, or re-reading found other
+            bytes than were written (``output-differs``).
+        CheckpointError: the source changed while it was read.
+    """
+    with staged_folder(
+        output,
+        overwrite=overwrite,
+        owned=is_our_output,
+        protected=conversion.read_only,
+        needed_bytes=needed_bytes(conversion),
+    ) as folder:
+        for file in conversion.files:
+            _write_weights(file, folder / file.name, on_bytes)
+        for side_file in conversion.side_files:
+            _copy_side_file(side_file, folder / side_file.name)
+        _write_json(folder / CONFIG_FILE, conversion.plan.config)
+        if len(conversion.files) > 1:
+            _write_json(folder / INDEX_FILE, _index(conversion.files))
+        manifest = _manifest(conversion, folder)
+        _write_json(folder / MANIFEST_FILE, manifest.model_dump(mode="json"))
+        _verify(conversion, folder, whole=verify_bytes)
+    return manifest
+
+
+def needed_bytes(conversion: Conversion) -> int:
+    """Bytes that the output folder will need, its small files included."""
+    weights = sum(file.size for file in conversion.files)
+    documents = sum(file.size for file in conversion.side_files)
+    return weights + documents + _SMALL_FILES_BYTES + 1024 * len(conversion.plan.tensors)
+
+
+def is_our_output(folder: Path) -> bool:
+    """Whether a folder holds a manifest of ours, and nothing that the manifest does not name."""
+    try:
+        document = json.loads(read_limited(folder / MANIFEST_FILE, limit=100_000_000))
+        manifest = ConversionManifest.model_validate(document)
+    except (CheckpointError, ValidationError, ValueError, RecursionError):
+        return False
+    named = {file.name for file in manifest.files} | {MANIFEST_FILE}
+    return {path.name for path in folder.iterdir()} <= named
+
+
+def _write_weights(file: OutputWeights, path: Path, on_bytes: Callable[[int], None]) -> None:
+    with ExitStack() as stack:
+        output = stack.enter_context(_created(path))
+        sources: dict[Path, int] = {}
+        _write_at(output, 0, file.header)
+        for entry in file.entries:
+            content = file.pieces[entry.name].content
+            offset = len(file.header) + entry.begin
+            if isinstance(content, bytes):
+                _write_at(output, offset, content)
+                continue
+            if content.path not in sources:
+                opened = open_regular(content.path, file=content.file)
+                sources[content.path] = stack.enter_context(opened)
+            descriptor = sources[content.path]
+            copy_range(
+                descriptor, content.offset, content.nbytes, output, offset, on_bytes=on_bytes
+            )
+
+
+@contextmanager
+def _created(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write_at(descriptor: int, offset: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[count:], offset + count
+
+
+def _copy_side_file(file: SideFile, path: Path) -> None:
+    path.write_bytes(read_limited(file.path, limit=MAX_SIDE_FILE_BYTES))
+
+
+def _write_json(path: Path, document: Any) -> None:
+    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _index(files: tuple[OutputWeights, ...]) -> dict[str, Any]:
+    return {
+        "metadata": {"total_size": sum(file.size - len(file.header) for file in files)},
+        "weight_map": {entry.name: file.name for file in files for entry in file.entries},
+    }
+
+
+def _manifest(conversion: Conversion, folder: Path) -> ConversionManifest:
+    plan = conversion.plan
+    headers = {file.name: file for file in conversion.files}
+    files = []
+    for path in sorted(folder.iterdir()):
+        weights = headers.get(path.name)
+        data = weights.header if weights else path.read_bytes()
+        size = weights.size if weights else len(data)
+        digest = hashlib.sha256(data).hexdigest()
+        files.append(OutputFile(name=path.name, size=size, sha256=digest))
+    return ConversionManifest(
+        tool_version=__version__,
+        source=plan.source,
+        dialect=plan.dialect,
+        target=plan.target,
+        layout=plan.draft.layout,
+        layout_evidence=plan.layout_evidence,
+        overrides=plan.overrides,
+        source_config=plan.source_config,
+        tensors=plan.tensors,
+        keys=plan.keys,
+        side_files=plan.side_files,
+        findings=plan.findings,
+        files=tuple(files),
+    )
+
+
+def _verify(conversion: Conversion, folder: Path, *, whole: bool) -> None:
+    """Open the result as any reader would, and compare it with the plan and the sources."""
+    written = open_checkpoint(folder)
+    planned = {piece.name: piece for file in conversion.files for piece in file.pieces.values()}
+    if written.config != conversion.plan.config or written.tensors.keys() != planned.keys():
+        raise _differs(CONFIG_FILE, None)
+    for name, piece in planned.items():
+        stored = written.tensors[name]
+        if (stored.dtype, stored.shape) != (piece.dtype, piece.shape):
+            raise _differs(stored.file, name)
+        if not _same_bytes(piece, stored, whole=whole):
+            raise _differs(stored.file, name)
+
+
+def _same_bytes(piece: Piece, stored: StoredTensor, *, whole: bool) -> bool:
+    with open_regular(stored.path) as written:
+        if isinstance(piece.content, bytes):
+            return read_range(written, stored.offset, stored.nbytes) == piece.content
+        content = piece.content
+        with open_regular(content.path, file=content.file) as source:
+            return ranges_equal(
+                source, content.offset, written, stored.offset, stored.nbytes, whole=whole
+            )
+
+
+def _differs(file: str, tensor: str | None) -> OutputError:
+    return OutputError(
+        Finding(
+            code="output-differs",
+            message="re-reading the result found other bytes than the source holds",
+            file=file,
+            tensor=tensor,
+            hint="check that nothing writes to the source, and the health of the disk; run again",
+        )
+    )

@@ -1,0 +1,42 @@
+"""What ``inspect`` and ``check`` report about a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import NonNegativeInt
+
+from dspark_convert.errors import Finding
+from dspark_convert.schemas.base import OwnDocument
+from dspark_convert.schemas.draft import DraftConfig
+from dspark_convert.schemas.plan import EngineNote
+
+
+class Inspection(OwnDocument):
+    """A draft as it lies on disk. Fields that could not be established are null."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    dialect: str | None
+    evidence: tuple[str, ...]
+    draft: DraftConfig | None
+    layout_evidence: str | None
+    num_speculative_tokens: int | None
+    vocabulary_table: str | None
+    weight_files: tuple[str, ...]
+    tensors: NonNegativeInt
+    parameters: NonNegativeInt
+    weight_bytes: NonNegativeInt
+    dtypes: dict[str, int]
+    absent: tuple[str, ...]
+    engines: tuple[EngineNote, ...]
+    findings: tuple[Finding, ...]
+
+
+class CheckReport(OwnDocument):
+    """The static checks of a checkpoint: every finding at once."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    verdict: Literal["pass", "fail"]
+    findings: tuple[Finding, ...]

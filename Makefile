@@ -1,0 +1,63 @@
+# `make demo` and `make test` need only Python 3.10 or newer; each sets up .venv with what it uses.
+# PYTHON=/path/to/python3 picks the interpreter.
+
+VENV := .venv
+BIN := $(VENV)/bin
+DRAFT := fixtures/golden/spec_vanilla_reduced_legacykey_bf16/checkpoint
+
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+	&& { echo $$python; break; }; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format schemas broken benchmark setup clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.base  ## convert a real speculators draft to the dense form and show both
+	$(BIN)/dspark-convert inspect $(DRAFT)
+	mkdir -p build
+	$(BIN)/dspark-convert to-dense $(DRAFT) build/demo --overwrite
+	$(BIN)/dspark-convert inspect build/demo
+
+test: $(VENV)/.dev  ## run the tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev  ## lint, formatting, types, published schemas
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy -p fixtures.broken -m benchmarks.convert
+	$(BIN)/dspark-convert schema --check schemas/
+
+format: $(VENV)/.dev  ## format the code, sort the imports
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+schemas: $(VENV)/.base  ## write schemas/ anew from the models
+	$(BIN)/dspark-convert schema --write schemas/
+
+broken: $(VENV)/.base  ## write every broken or unusual draft to build/broken
+	$(BIN)/python -m fixtures.broken build/broken
+
+benchmark: $(VENV)/.base  ## measure speed and memory (writes 8 GiB to build/benchmark, then removes it)
+	$(BIN)/python benchmarks/convert.py
+
+setup: $(VENV)/.dev  ## install everything that the tests and checks need
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) build dist
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo 'no Python 3.10 or newer found; try make PYTHON=...' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev,verify]'
+	@touch $@ $(VENV)/.base

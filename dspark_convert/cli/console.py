@@ -7,9 +7,11 @@ emoji codes, control characters spelled out, so that a tensor name cannot repain
 from __future__ import annotations
 
 import json
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -17,6 +19,7 @@ from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeRemainingColumn,
@@ -57,6 +60,9 @@ class Sink:
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
         self.quiet = quiet
+        if isinstance(sys.stdout, TextIOWrapper):
+            # A name in another script must not end the program where it cannot be encoded.
+            sys.stdout.reconfigure(errors="backslashreplace")
         self._out = Console(markup=False, emoji=False, highlight=False)
         self._err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
@@ -96,6 +102,23 @@ class Sink:
         with Progress(*columns, console=self._err, transient=True) as bar:
             task = bar.add_task(visible(what), total=total)
             yield lambda count: bar.advance(task, count)
+
+    @contextmanager
+    def steps(self) -> Iterator[Callable[[str, int, int], None]]:
+        """A bar over counted steps on a terminal; yields (what, done, of how many)."""
+        if self.quiet or not self._err.is_terminal:
+            yield lambda what, done, total: None
+            return
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+        )
+        with Progress(*columns, console=self._err, transient=True) as bar:
+            task = bar.add_task("loading", total=None)
+            yield lambda what, done, total: bar.update(
+                task, description=visible(what), completed=done, total=total
+            )
 
 
 def _finding_text(finding: Finding) -> RenderableType:

@@ -1,4 +1,8 @@
-"""``dspark-convert``: inspect, check and convert drafts; publish the schemas."""
+"""``dspark-convert``: inspect, check and convert drafts; publish the schemas.
+
+Only what users type is declared here. The commands themselves are in ``convert_commands``, imported
+when one runs, so that help and completion start at once.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,6 @@ from typing import Annotated
 import typer
 
 from dspark_convert import __version__
-from dspark_convert.cli.console import Sink
-from dspark_convert.cli.exits import CHECK_FAILED, refusals
-from dspark_convert.cli.render import check_view, inspection_view, plan_view, summary_view
-from dspark_convert.conversion.inspection import check_draft, inspect_draft
-from dspark_convert.conversion.plan import plan_to_dense
-from dspark_convert.conversion.run import run_conversion
-from dspark_convert.errors import CheckpointError, Finding, UsageError
-from dspark_convert.formats.overrides import Overrides, parse_settings
-from dspark_convert.schemas.draft import Layout
-from dspark_convert.schemas.published import PUBLISHED, drifted, schema_file, schema_text
 
 app = typer.Typer(
     name="dspark-convert",
@@ -26,6 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -107,25 +102,19 @@ def to_dense(
 
     Weights are copied as bytes; the output appears complete or not at all.
     """
-    sink = Sink(as_json=as_json, quiet=quiet)
-    with refusals(sink):
-        overrides = _overrides(layout, d2t, settings)
-        conversion = plan_to_dense(source, target=target, overrides=overrides)
-        sink.findings(conversion.plan.findings)
-        if dry_run:
-            sink.data(conversion.plan.model_dump(mode="json"), plan_view(conversion.plan))
-            return
-        total = sum(conversion.plan.output_bytes.values())
-        with sink.progress("copying", total) as advance:
-            manifest = run_conversion(
-                conversion,
-                output,
-                overwrite=overwrite,
-                verify_bytes=verify_bytes,
-                on_bytes=advance,
-            )
-        summary = summary_view(conversion.plan, str(output))
-        sink.data(manifest.model_dump(mode="json"), summary)
+    from dspark_convert.cli import convert_commands
+
+    convert_commands.to_dense(
+        source,
+        output,
+        target=target,
+        overrides=(_value(layout), _value(d2t), settings or []),
+        dry_run=dry_run,
+        overwrite=overwrite,
+        verify_bytes=verify_bytes,
+        as_json=as_json,
+        quiet=quiet,
+    )
 
 
 @app.command("inspect")
@@ -137,13 +126,10 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Describe a draft: dialect, layout, vocabulary, heads, sizes, and who can load it."""
-    sink = Sink(as_json=as_json)
-    with refusals(sink):
-        inspection = inspect_draft(source, overrides=_overrides(layout, d2t, settings))
-        sink.findings(inspection.findings)
-        sink.data(inspection.model_dump(mode="json"), inspection_view(inspection))
-        if inspection.draft is None:
-            raise typer.Exit(CheckpointError.exit_code)
+    from dspark_convert.cli import convert_commands
+
+    overrides = (_value(layout), _value(d2t), settings or [])
+    convert_commands.inspect(source, overrides=overrides, as_json=as_json)
 
 
 @app.command("check")
@@ -159,13 +145,10 @@ def check(
 
     Exit code 0: no errors; 1: errors; 3: not even the config can be read.
     """
-    sink = Sink(as_json=as_json, quiet=quiet)
-    with refusals(sink):
-        report = check_draft(source, overrides=_overrides(layout, d2t, settings))
-        sink.findings(report.findings)
-        sink.data(report.model_dump(mode="json"), check_view(report))
-        if report.verdict == "fail":
-            raise typer.Exit(CHECK_FAILED)
+    from dspark_convert.cli import convert_commands
+
+    overrides = (_value(layout), _value(d2t), settings or [])
+    convert_commands.check(source, overrides=overrides, as_json=as_json, quiet=quiet)
 
 
 @app.command("schema")
@@ -182,18 +165,9 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a document, or write or check all of them."""
-    sink = Sink()
-    with refusals(sink):
-        if write is not None:
-            _write_schemas(write, sink)
-        elif verify is not None:
-            _check_schemas(verify, sink)
-        elif name is None:
-            typer.echo("\n".join(sorted(PUBLISHED)))
-        elif name in PUBLISHED:
-            typer.echo(schema_text(name), nl=False)
-        else:
-            raise _unknown_schema(name)
+    from dspark_convert.cli import convert_commands
+
+    convert_commands.schema(name, write=write, verify=verify)
 
 
 def main() -> None:
@@ -201,40 +175,8 @@ def main() -> None:
     app()
 
 
-def _overrides(
-    layout: LayoutOption | None, d2t: TableOption | None, settings: list[str] | None
-) -> Overrides:
-    return Overrides(
-        fields=parse_settings(settings or []),
-        layout=Layout[layout.name.upper()] if layout else None,
-        d2t=d2t.value if d2t else None,
-    )
-
-
-def _write_schemas(folder: Path, sink: Sink) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in PUBLISHED:
-        schema_file(folder, name).write_text(schema_text(name), encoding="utf-8")
-    sink.note(f"{len(PUBLISHED)} schemas written to {folder}")
-
-
-def _check_schemas(folder: Path, sink: Sink) -> None:
-    names = drifted(folder)
-    for name in names:
-        sink.note(f"{name} differs from the models; run: dspark-convert schema --write {folder}")
-    if names:
-        raise typer.Exit(CHECK_FAILED)
-
-
-def _unknown_schema(name: str) -> UsageError:
-    return UsageError(
-        Finding(
-            code="unknown-schema",
-            message="no document has this name",
-            found=name,
-            expected=", ".join(sorted(PUBLISHED)),
-        )
-    )
+def _value(option: enum.Enum | None) -> str | None:
+    return None if option is None else str(option.value)
 
 
 if __name__ == "__main__":

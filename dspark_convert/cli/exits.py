@@ -18,6 +18,7 @@ from dspark_convert.errors import DSparkError
 from dspark_convert.schemas.refusal import Refusal
 
 CHECK_FAILED = 1
+INCONCLUSIVE = 4
 
 
 @contextmanager

@@ -25,7 +25,7 @@ _VERDICT_WORDS = {"loads": "loads", "refuses": "refuses", "silent": "silent faul
 def plan_view(plan: ConversionPlan) -> RenderableType:
     """The whole plan: every tensor, every key, every file."""
     return Group(
-        _facts(_plan_facts(plan)),
+        facts_grid(_plan_facts(plan)),
         _rows(
             "Tensors",
             ("action", "source", "result", "type", "reason"),
@@ -60,7 +60,7 @@ def plan_view(plan: ConversionPlan) -> RenderableType:
 def summary_view(plan: ConversionPlan, output: str) -> RenderableType:
     """What a finished conversion did, in a screenful."""
     facts = [("result", output), *_plan_facts(plan)]
-    return Group(_facts(facts), engine_view(plan.engines))
+    return Group(facts_grid(facts), engine_view(plan.engines))
 
 
 def inspection_view(inspection: Inspection) -> RenderableType:
@@ -77,7 +77,7 @@ def inspection_view(inspection: Inspection) -> RenderableType:
         ("weights", _weights_text(inspection)),
         ("not stored", ", ".join(inspection.absent) or "nothing"),
     ]
-    views: list[RenderableType] = [_facts(facts)]
+    views: list[RenderableType] = [facts_grid(facts)]
     if inspection.engines:
         views.append(engine_view(inspection.engines))
     return Group(*views)
@@ -99,7 +99,7 @@ def check_view(report: CheckReport) -> RenderableType:
 
 def engine_view(notes: Iterable[EngineNote]) -> RenderableType:
     """Who can load the checkpoint, and what they get wrong without saying so."""
-    table = _table("Engines", ("engine", "verdict", "because"))
+    table = plain_table("Engines", ("engine", "verdict", "because"))
     named: set[str] = set()
     for note in notes:
         table.add_row(
@@ -192,7 +192,8 @@ def _size(count: int) -> str:
     raise AssertionError("unreachable")
 
 
-def _facts(facts: Iterable[tuple[str, str]]) -> Table:
+def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
+    """Labels and values in two columns."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
@@ -202,13 +203,14 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Table:
 
 
 def _rows(title: str, headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = _table(title, headers)
+    table = plain_table(title, headers)
     for row in rows:
         table.add_row(*(literal(cell) for cell in row))
     return table
 
 
-def _table(title: str, headers: tuple[str, ...]) -> Table:
+def plain_table(title: str, headers: tuple[str, ...]) -> Table:
+    """A table without lines that folds rather than cuts."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for header in headers:
         table.add_column(header, overflow="fold", header_style="dim")

@@ -7,12 +7,13 @@ should, without a word.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from dspark_convert.conversion.published import Published
+from dspark_convert.formats.rules import lookup
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
-from dspark_convert.schemas.draft import DraftConfig, Layout
 from dspark_convert.schemas.plan import EngineNote
 
 Verdict = Literal["refuses", "silent", "loads"]
@@ -24,34 +25,6 @@ VERSIONS = {
     "llama.cpp": "converter of 2026",
     "DeepSpec": "afdfa7c9382a",
 }
-
-
-@dataclass(frozen=True)
-class Published:
-    """A checkpoint as an engine sees it."""
-
-    dialect: str
-    config: DraftConfig
-    tensors: Collection[str]
-    """Stored names."""
-    layout_declared: bool = True
-    """Whether ``sample_from_anchor`` is written."""
-
-    @property
-    def speculators(self) -> bool:
-        """Whether the config is nested."""
-        return self.dialect == "speculators"
-
-    @property
-    def bonus_anchor(self) -> bool:
-        """Whether the layout is 1+N."""
-        return self.config.layout is Layout.BONUS_ANCHOR
-
-    @property
-    def last_layer_ids(self) -> bool:
-        """Whether the draft listens to the target's last layer."""
-        depth = self.config.num_target_layers
-        return depth is not None and depth - 1 in self.config.target_layer_ids
 
 
 @dataclass(frozen=True)
@@ -70,21 +43,21 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "vLLM",
         "refuses",
-        lambda d: d.config.reduced_vocabulary and "d2t" not in d.tensors,
+        lambda d: d.reduced and "d2t" not in d.tensors,
         "a reduced vocabulary must be stored under the name d2t",
         "model_executor/models/qwen3_dspark.py:353-357",
     ),
     Claim(
         "vLLM",
         "refuses",
-        lambda d: d.config.markov_rank > 0 and d.config.markov_head_type == "gated",
+        lambda d: d.markov == "gated",
         "it has no gated Markov head",
         "model_executor/models/utils.py:443",
     ),
     Claim(
         "vLLM",
         "refuses",
-        lambda d: d.config.markov_rank > 0 and d.config.markov_head_type == "rnn",
+        lambda d: d.markov == "rnn",
         "it has no rnn Markov head",
         "model_executor/models/utils.py:443",
     ),
@@ -105,7 +78,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "vLLM",
         "silent",
-        lambda d: d.config.sliding_window_non_causal,
+        lambda d: d.causal_anyway and lookup(d.document, ("dflash_config", "causal")) is not False,
         "sliding_window_non_causal is ignored: sliding layers are causal in the block",
         "model_executor/models/qwen3_dflash.py:62-73",
     ),
@@ -127,6 +100,52 @@ CLAIMS: tuple[Claim, ...] = (
         "model_executor/models/qwen3_dspark.py:225-230",
     ),
     Claim(
+        "vLLM",
+        "refuses",
+        lambda d: not d.reduced and "d2t" in d.tensors,
+        "a full vocabulary must not have a table",
+        "model_executor/models/utils.py:438",
+    ),
+    Claim(
+        "vLLM",
+        "refuses",
+        lambda d: d.prefixed,
+        "it puts model. before every name, also where it already is",
+        "model_executor/models/qwen3_dflash.py:390-410",
+    ),
+    Claim(
+        "vLLM",
+        "refuses",
+        lambda d: d.config.slides and d.silent_about("use_sliding_window"),
+        "sliding layers lose their window unless use_sliding_window is true",
+        "model_executor/models/qwen3_dflash.py:145-154",
+    ),
+    Claim(
+        "vLLM",
+        "refuses",
+        lambda d: (
+            d.document.get("enable_confidence_head") is True
+            and d.config.confidence_head_with_markov
+            and d.silent_about("confidence_head_with_markov")
+        ),
+        "an absent confidence_head_with_markov is read as false",
+        "model_executor/models/qwen3_dspark.py:221",
+    ),
+    Claim(
+        "vLLM",
+        "silent",
+        lambda d: d.silent_about("sample_from_anchor") and d.bonus_anchor,
+        "an absent sample_from_anchor is read as anchor-first in a dense config",
+        "v1/worker/gpu/spec_decode/dspark/speculator.py:49-55",
+    ),
+    Claim(
+        "vLLM",
+        "loads",
+        lambda d: d.config.enable_confidence_head and "enable_confidence_head" not in d.document,
+        "the confidence head is dropped: an absent enable_confidence_head is read as false",
+        "model_executor/models/qwen3_dspark.py:220",
+    ),
+    Claim(
         "SGLang",
         "refuses",
         lambda d: d.speculators,
@@ -136,8 +155,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "SGLang",
         "refuses",
-        lambda d: d.config.reduced_vocabulary,
-        "markov_w2 must have target-vocabulary rows; reduced vocabularies are not supported",
+        lambda d: d.resized,
+        "markov_w2 must have target-vocabulary rows; other draft vocabularies are not supported",
         "srt/models/dspark.py:199",
     ),
     Claim(
@@ -171,16 +190,14 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "SGLang",
         "silent",
-        lambda d: (
-            d.bonus_anchor and d.config.markov_rank > 0 and d.config.markov_head_type == "rnn"
-        ),
+        lambda d: d.bonus_anchor and d.markov == "rnn",
         "the rnn state starts after the anchor slot, in training it starts on it",
         "srt/speculative/dspark_components/dspark_draft.py:88-106",
     ),
     Claim(
         "SGLang",
         "silent",
-        lambda d: d.config.sliding_window_non_causal,
+        lambda d: d.causal_anyway,
         "sliding_window_non_causal is ignored: sliding layers are causal in the block",
         "srt/models/dflash.py:157-191",
     ),
@@ -192,16 +209,37 @@ CLAIMS: tuple[Claim, ...] = (
         "srt/models/dspark.py:627-700",
     ),
     Claim(
+        "SGLang",
+        "refuses",
+        lambda d: bool(d.markov) and d.silent_about("markov_head_type"),
+        "it wants markov_head_type",
+        "srt/speculative/dspark_components/dspark_config.py:250-255",
+    ),
+    Claim(
+        "SGLang",
+        "refuses",
+        lambda d: d.config.slides and d.silent_about("use_sliding_window"),
+        "sliding layers lose their window unless use_sliding_window is true",
+        "srt/speculative/dflash_utils.py:411-414",
+    ),
+    Claim(
+        "SGLang",
+        "silent",
+        lambda d: d.silent_about("sample_from_anchor") and d.bonus_anchor,
+        "an absent sample_from_anchor is read as anchor-first",
+        "srt/speculative/dspark_components/dspark_config.py:29-31",
+    ),
+    Claim(
         "llama.cpp",
         "refuses",
-        lambda d: d.config.reduced_vocabulary and "d2t" not in d.tensors,
+        lambda d: d.reduced and "d2t" not in d.tensors,
         "its converter knows the vocabulary table only under the name d2t",
         "convert_hf_to_gguf, DSparkModel",
     ),
     Claim(
         "llama.cpp",
         "refuses",
-        lambda d: d.config.markov_rank > 0 and d.config.markov_head_type != "vanilla",
+        lambda d: d.markov not in ("", "vanilla"),
         "its converter takes vanilla Markov heads only",
         "convert_hf_to_gguf, DSparkModel",
     ),
@@ -222,7 +260,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "llama.cpp",
         "silent",
-        lambda d: not d.layout_declared and d.speculators and not d.bonus_anchor,
+        lambda d: d.speculators and not d.layout_declared and not d.bonus_anchor,
         "an absent sample_from_anchor is read as 1+N in a speculators config",
         "convert_hf_to_gguf, DSparkModel",
     ),
@@ -234,6 +272,27 @@ CLAIMS: tuple[Claim, ...] = (
         "common/speculative.cpp",
     ),
     Claim(
+        "llama.cpp",
+        "refuses",
+        lambda d: d.config.draft_vocab_size > d.config.vocab_size,
+        "its converter wants a draft vocabulary no larger than the target's",
+        "convert_hf_to_gguf, DSparkModel",
+    ),
+    Claim(
+        "llama.cpp",
+        "silent",
+        lambda d: d.silent_about("sample_from_anchor") and d.bonus_anchor,
+        "an absent sample_from_anchor is read as anchor-first in a dense config",
+        "convert_hf_to_gguf, DSparkModel",
+    ),
+    Claim(
+        "llama.cpp",
+        "loads",
+        lambda d: not d.reduced and LM_HEAD in d.tensors,
+        "a stored lm_head is dropped: right only if it equals the target's",
+        "convert_hf_to_gguf, DSparkModel",
+    ),
+    Claim(
         "DeepSpec",
         "refuses",
         lambda d: d.speculators,
@@ -243,9 +302,23 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "DeepSpec",
         "refuses",
-        lambda d: d.config.draft_vocab_size != d.config.vocab_size,
+        lambda d: d.resized,
         "it knows full vocabularies only: lm_head and markov_w2 have the wrong size",
         "deepspec/modeling/dspark/qwen3/modeling.py",
+    ),
+    Claim(
+        "DeepSpec",
+        "refuses",
+        lambda d: d.silent_about(*d.keys_of_deepspec),
+        "its config asserts fail: it wants every key of the block and of the heads",
+        "deepspec/modeling/dspark/qwen3/modeling.py:207-224",
+    ),
+    Claim(
+        "DeepSpec",
+        "silent",
+        lambda d: d.prefixed,
+        "prefixed names are not found and become random (a warning only)",
+        "transformers from_pretrained (inferred)",
     ),
     Claim(
         "DeepSpec",

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from dspark_convert.conversion.engines import Published, engine_notes
+from dspark_convert.conversion.engines import engine_notes
+from dspark_convert.conversion.plan import shown_name
+from dspark_convert.conversion.published import Published
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, Examination, examine
-from dspark_convert.formats.rules import lookup
-from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, VOCABULARY_TABLE
+from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD, VOCABULARY_TABLE
 from dspark_convert.schemas.inspection import CheckReport, Inspection
 
 
@@ -32,7 +33,7 @@ def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckRe
     """
     findings = examine(folder, overrides=overrides).findings
     return CheckReport(
-        name=folder.resolve().name,
+        name=shown_name(folder.resolve().name),
         verdict="fail" if findings.of("error") else "pass",
         findings=tuple(findings),
     )
@@ -47,7 +48,7 @@ def describe(folder: Path, examination: Examination) -> Inspection:
     for tensor in tensors.values():
         sizes[tensor.dtype] += tensor.nbytes
     return Inspection(
-        name=folder.resolve().name,
+        name=shown_name(folder.resolve().name),
         dialect=examination.detection.dialect.name if examination.detection else None,
         evidence=examination.detection.evidence if examination.detection else (),
         draft=config,
@@ -56,7 +57,7 @@ def describe(folder: Path, examination: Examination) -> Inspection:
         vocabulary_table=_table_text(source) if source else None,
         weight_files=tuple(file.name for file in checkpoint.files) if checkpoint else (),
         tensors=len(tensors),
-        parameters=sum(math.prod(t.shape) for t in tensors.values() if t.dtype[0] in "FB"),
+        parameters=sum(math.prod(t.shape) for t in tensors.values() if t.dtype in FLOATS),
         weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         dtypes=dict(sizes),
         absent=tuple(n for n in (EMBEDDING, LM_HEAD) if source and n not in source.tensors),
@@ -66,13 +67,9 @@ def describe(folder: Path, examination: Examination) -> Inspection:
 
 
 def published(source: DraftSource) -> Published:
-    """A draft on disk as the engines see it: stored names, the layout key as it is."""
-    rule = source.dialect.rule("sample_from_anchor")
-    declared = rule is not None and any(
-        lookup(source.document, place.path) is not None for place in rule.places
-    )
+    """A draft on disk as the engines see it: stored names, the keys as they are."""
     names = [tensor.name for tensor in source.checkpoint.tensors.values()]
-    return Published(source.dialect.name, source.config, names, declared)
+    return Published(source.dialect.name, source.config, source.document, names)
 
 
 def _table_text(source: DraftSource) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,14 +12,14 @@ from dspark_convert.errors import Findings
 from dspark_convert.formats.detect import CONFIG
 from dspark_convert.formats.dialects import DENSE
 from dspark_convert.formats.neutral import render_dense
-from dspark_convert.formats.overrides import overridden_keys
+from dspark_convert.formats.overrides import overridden_paths
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.rules import (
     Document,
     KeyPath,
     assign,
     dotted,
-    lookup,
+    holds,
     walk_keys,
 )
 from dspark_convert.schemas.draft import DraftConfig
@@ -67,18 +68,17 @@ def convert_keys(source: DraftSource, config: DraftConfig, findings: Findings) -
     result = ConvertedKeys(render_dense(config))
     rendered = frozenset(result.document)
     fields = _fields_by_path(source)
-    overridden = overridden_keys(source.document, source.dialect, source.overrides)
-    for path, value in walk_keys(source.document, source.dialect.containers):
-        if dotted(path) in overridden:
-            field_name = overridden[dotted(path)]
-            names = _dense_names((field_name,), result.document)
-            reason = f"overruled by {_option(field_name)}"
+    overridden = overridden_paths(source.document, source.dialect, source.overrides)
+    for path, value in _decoder_first(source):
+        if path in overridden:
+            names = _dense_names(fields.get(path, (overridden[path],)), result.document)
+            reason = f"overruled by {_option(overridden[path])}"
             _account(result, "overridden", path, value, names, reason)
         elif path in fields:
             _account_field(result, path, value, fields[path], source)
         else:
             _account_other(result, path, value, source, rendered, findings)
-    _account_added(result, source)
+    _account_added(result, source, rendered)
     return result
 
 
@@ -93,6 +93,17 @@ def without_local_paths(value: Any) -> Any:
     return value
 
 
+def _decoder_first(source: DraftSource) -> list[tuple[KeyPath, Any]]:
+    """Every key to account for, those that win over others of the same name first."""
+    keys = walk_keys(source.document, source.dialect.containers)
+    return sorted(keys, key=lambda item: _destination(item[0], source) == item[0])
+
+
+def _destination(path: KeyPath, source: DraftSource) -> KeyPath:
+    """Where a carried key goes: the decoder's keys to the top level."""
+    return path[-1:] if path[:-1] == source.dialect.decoder else path
+
+
 def _fields_by_path(source: DraftSource) -> dict[KeyPath, tuple[str, ...]]:
     """The fields that each key path tells; a part of ``rope_parameters`` counts as the whole."""
     told: dict[KeyPath, tuple[str, ...]] = {}
@@ -100,7 +111,9 @@ def _fields_by_path(source: DraftSource) -> dict[KeyPath, tuple[str, ...]]:
     for rule in source.dialect.rules:
         for place in rule.places:
             path = place.path if place.path in present else place.path[:-1]
-            if path in present and rule.field not in told.get(path, ()):
+            if path not in present or not holds(source.document, place.path):
+                continue
+            if rule.field not in told.get(path, ()):
                 told[path] = (*told.get(path, ()), rule.field)
     return told
 
@@ -136,8 +149,11 @@ def _account_field(
     source: DraftSource,
 ) -> None:
     if _is_carried(path, fields, source):
-        assign(result.document, path, value)
-        _account(result, "copied", path, value, (dotted(path),), "an engine reads this spelling")
+        destination = _destination(path, source)
+        action: KeyAction = "copied" if destination == path else "moved"
+        assign(result.document, destination, value)
+        reason = "an engine reads this spelling"
+        _account(result, action, path, value, (dotted(destination),), reason)
         return
     names = _dense_names(fields, result.document)
     if not names:
@@ -145,8 +161,10 @@ def _account_field(
         reason = "equals vocab_size" if same_vocabulary else "null, or without meaning here"
         _account(result, "dropped", path, value, (), reason)
     elif result.document.get(path[-1]) == value and path[-1] in names:
-        action: KeyAction = "copied" if len(path) == 1 else "moved"
+        action = "copied" if len(path) == 1 else "moved"
         _account(result, action, path, value, names, "unchanged")
+    elif value is None or result.document[names[0]] is None:
+        _account(result, "dropped", path, value, (), "null, or without meaning here")
     elif result.document[names[0]] == value:
         _account(result, "moved", path, value, names, "the same value under the dense name")
     else:
@@ -171,40 +189,50 @@ def _account_other(
     findings: Findings,
 ) -> None:
     own_reason = source.dialect.own_keys.get(path) or LEFT_OUT.get(path[-1])
-    in_decoder = bool(source.dialect.decoder) and path[:-1] == source.dialect.decoder
-    destination: KeyPath = path[-1:] if in_decoder else path
-    action: KeyAction = "moved" if in_decoder else "copied"
-    existing = lookup(result.document, destination)
+    destination = _destination(path, source)
+    action: KeyAction = "copied" if destination == path else "moved"
+    existing = _outermost(result.document, destination)
     if own_reason:
         _account(result, "dropped", path, value, (), own_reason)
     elif destination[0] in rendered:
         same = existing == value
         reason = "the same in every dense config" if same else "replaced by the dense spelling"
         _account(result, action if same else "transformed", path, value, destination[:1], reason)
-    else:
-        if existing is not None and existing != value:
-            _report_shadowed(path, existing, value, findings)
-        assign(result.document, destination, value)
+    elif existing is None or existing == value:
+        assign(result.document, destination, copy.deepcopy(value))
         reason = "not a key of ours; carried unchanged"
         _account(result, action, path, value, (dotted(destination),), reason)
+    else:
+        _account(result, "dropped", path, value, (), "the decoder's key of this name is kept")
+        _report_shadowed(path, value, existing, findings)
 
 
-def _report_shadowed(path: KeyPath, existing: Any, value: Any, findings: Findings) -> None:
+def _outermost(document: Document, path: KeyPath) -> Any:
+    """The value at ``path``, or the one that is in its way; None where it is free."""
+    value: Any = document
+    for key in path:
+        if not isinstance(value, dict):
+            return value
+        value = value.get(key)
+    return value
+
+
+def _report_shadowed(path: KeyPath, value: Any, kept: Any, findings: Findings) -> None:
     findings.warning(
         "key-shadowed",
-        f"the top-level {path[-1]} has another value; the decoder's is kept, as engines do",
+        "the decoder has a key of this name with another value, which is kept, as engines do",
         file=CONFIG,
         key=dotted(path),
-        expected=repr(existing),
-        found=repr(value),
+        expected=repr(without_local_paths(kept)),
+        found=repr(without_local_paths(value)),
     )
 
 
-def _account_added(result: ConvertedKeys, source: DraftSource) -> None:
-    named = {name.partition(".")[0] for step in result.steps for name in step.names}
+def _account_added(result: ConvertedKeys, source: DraftSource, rendered: frozenset[str]) -> None:
+    named = {name for step in result.steps for name in step.names}
     given = {"sample_from_anchor"} if source.overrides.layout else set()
     given |= set(source.overrides.fields)
-    for name in sorted(result.document.keys() - named):
+    for name in sorted(rendered - named):
         fields = {rule.field for rule in DENSE.rules if name in rule.written_names()}
         reason = _ADDED.get(name, "made explicit")
         if fields & given:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dspark_convert.checkpoint.files import open_regular, read_range
 from dspark_convert.checkpoint.folder import Checkpoint, WeightFile
 from dspark_convert.checkpoint.side_files import SideFile, side_files
-from dspark_convert.conversion.engines import Published, engine_notes
+from dspark_convert.conversion.engines import engine_notes
 from dspark_convert.conversion.keys import convert_keys, without_local_paths
+from dspark_convert.conversion.published import Published
 from dspark_convert.conversion.weights import (
     OutputWeights,
     Piece,
@@ -88,7 +91,9 @@ def plan_to_dense(
         side_files=tuple(_side_step(file) for file in carried),
         output_bytes={file.name: file.size for file in files},
         findings=tuple(findings),
-        engines=engine_notes(Published("dense", config, [piece.name for piece in pieces])),
+        engines=engine_notes(
+            Published("dense", config, keys.document, [piece.name for piece in pieces])
+        ),
     )
     read_only = (folder, *([target] if target else []))
     return Conversion(plan, tuple(files), tuple(f for f in carried if f.carried), read_only)
@@ -102,11 +107,16 @@ def identify(checkpoint: Checkpoint) -> SourceIdentity:
     if match and real.parent.name == "snapshots" and _COMMIT.fullmatch(real.name):
         name, revision = f"{match['owner']}/{match['name']}", real.name
     return SourceIdentity(
-        name=str(without_local_paths(name)),
+        name=shown_name(str(without_local_paths(name))),
         revision=revision,
         config_sha256=checkpoint.config_sha256,
         files=tuple(_source_file(file) for file in checkpoint.files),
     )
+
+
+def shown_name(name: str) -> str:
+    """A file name as documents hold it: bytes that are not UTF-8 become escapes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _paired(source: DraftSource, weights: TargetWeights | None, findings: Findings) -> DraftConfig:
@@ -135,7 +145,8 @@ def _side_step(file: SideFile) -> SideFileStep:
     reason = file.reason or "document or tokenizer file"
     if file.name == MANIFEST_FILE:
         reason = "the manifest of an earlier conversion; a new one is written"
-    return SideFileStep(action="copied" if file.carried else "left", name=file.name, reason=reason)
+    action: Literal["copied", "left"] = "copied" if file.carried else "left"
+    return SideFileStep(action=action, name=shown_name(file.name), reason=reason)
 
 
 def _source_file(file: WeightFile) -> SourceFile:

@@ -18,7 +18,7 @@ from dspark_convert.checkpoint.folder import StoredTensor, open_checkpoint
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES, SideFile
 from dspark_convert.checkpoint.staging import staged_folder
 from dspark_convert.checkpoint.transfer import copy_range, ranges_equal
-from dspark_convert.conversion.plan import MANIFEST_FILE, Conversion
+from dspark_convert.conversion.plan import MANIFEST_FILE, Conversion, shown_name
 from dspark_convert.conversion.weights import INDEX_FILE, OutputWeights, Piece
 from dspark_convert.errors import CheckpointError, Finding, OutputError
 from dspark_convert.schemas.plan import ConversionManifest, OutputFile
@@ -86,7 +86,7 @@ def is_our_output(folder: Path) -> bool:
     except (CheckpointError, ValidationError, ValueError, RecursionError):
         return False
     named = {file.name for file in manifest.files} | {MANIFEST_FILE}
-    return {path.name for path in folder.iterdir()} <= named
+    return {shown_name(path.name) for path in folder.iterdir()} <= named
 
 
 def _write_weights(file: OutputWeights, path: Path, on_bytes: Callable[[int], None]) -> None:
@@ -150,7 +150,7 @@ def _manifest(conversion: Conversion, folder: Path) -> ConversionManifest:
         data = weights.header if weights else path.read_bytes()
         size = weights.size if weights else len(data)
         digest = hashlib.sha256(data).hexdigest()
-        files.append(OutputFile(name=path.name, size=size, sha256=digest))
+        files.append(OutputFile(name=shown_name(path.name), size=size, sha256=digest))
     return ConversionManifest(
         tool_version=__version__,
         source=plan.source,

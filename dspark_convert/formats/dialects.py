@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dspark_convert.formats.rules import Dialect, FieldRule, KeyPath, Place, same
+from dspark_convert.formats.rules import Dialect, FieldRule, KeyPath, Place
 
 QWEN3_DEFAULT = "transformers' Qwen3Config default"
 DEEPSPEC_NUM_ANCHORS = 512
@@ -82,27 +82,23 @@ def _decoder_rules(decoder: KeyPath) -> tuple[FieldRule, ...]:
 
 
 def _rope_rules(decoder: KeyPath) -> tuple[FieldRule, ...]:
-    def at(*path: str) -> KeyPath:
-        return (*decoder, *path)
-
-    flat = not decoder
+    keys = [
+        (*at, key)
+        for at in dict.fromkeys([decoder, ()])
+        for key in ("rope_parameters", "rope_theta", "rope_scaling")
+    ]
+    objects = [path for path in keys if path[-1] != "rope_theta"]
+    bases = [path if path[-1] == "rope_theta" else (*path, "rope_theta") for path in keys]
     return (
         FieldRule(
             "rope_scaling",
-            (
-                Place(at("rope_parameters"), read=without_theta),
-                Place(at("rope_scaling"), read=without_theta, written=False),
-            ),
+            tuple(Place(path, without_theta, dict, path == objects[0]) for path in objects),
             default={"rope_type": "default"},
             conflict_code="rope-conflict",
         ),
         FieldRule(
             "rope_theta",
-            (
-                Place(at("rope_parameters", "rope_theta")),
-                Place(at("rope_theta"), written=flat),
-                Place(at("rope_scaling", "rope_theta"), written=False),
-            ),
+            _places(*bases, written=1 if decoder else 2),
             conflict_code="rope-conflict",
         ),
     )
@@ -110,22 +106,30 @@ def _rope_rules(decoder: KeyPath) -> tuple[FieldRule, ...]:
 
 def _nested(name: str, *aliases: str) -> tuple[Place, ...]:
     """A draft key at top level, or in the blocks that DFlash-derived writers use."""
-    blocks: tuple[KeyPath, ...] = (("dflash_config", name), ("dspark_config", name))
-    return _places((name,), *blocks, *((alias,) for alias in aliases))
+    return _places((name,), *_blocks(name), *((alias,) for alias in aliases))
+
+
+def _blocks(name: str) -> tuple[KeyPath, ...]:
+    return ("dflash_config", name), ("dspark_config", name)
 
 
 _LAYOUT_RULE_CODE = "layout-conflict"
 
 
-def _draft_rules(layer_ids: tuple[Place, ...], *, both_layout_keys: bool) -> tuple[FieldRule, ...]:
+def _draft_rules(
+    layer_ids: tuple[Place, ...], decoder: KeyPath = (), *, both_layout_keys: bool
+) -> tuple[FieldRule, ...]:
     layout = (
         Place(("sample_from_anchor",)),
         Place(("dspark_bonus_anchor",), negated, negated, written=both_layout_keys),
-        Place(("dflash_config", "sample_from_anchor"), written=False),
+        *_places(*_blocks("sample_from_anchor"), written=0),
     )
     causality = (
         Place(("sliding_window_non_causal",)),
-        Place(("is_causal",), negated, negated, written=False, carried=True),
+        *(
+            Place(path, negated, negated, written=False, carried=True)
+            for path in dict.fromkeys([(*decoder, "is_causal"), ("is_causal",)])
+        ),
         Place(("dflash_config", "causal"), negated, negated, written=False, carried=True),
     )
     dtype = (
@@ -160,7 +164,7 @@ def _aux(*path: str, written: bool) -> Place:
     return Place(path, from_aux_ids, to_aux_ids, written=written)
 
 
-_DFLASH_LAYER_IDS = Place(("dflash_config", "target_layer_ids"), same, same, written=False)
+_BLOCK_LAYER_IDS = _places(*_blocks("target_layer_ids"), written=0)
 
 DENSE = Dialect(
     name="dense",
@@ -171,7 +175,7 @@ DENSE = Dialect(
                 Place(("target_layer_ids",)),
                 _aux("eagle_aux_hidden_state_layer_ids", written=True),
                 _aux("aux_hidden_state_layer_ids", written=False),
-                _DFLASH_LAYER_IDS,
+                *_BLOCK_LAYER_IDS,
             ),
             both_layout_keys=True,
         ),
@@ -193,8 +197,9 @@ SPECULATORS = Dialect(
                 _aux("aux_hidden_state_layer_ids", written=True),
                 _aux("eagle_aux_hidden_state_layer_ids", written=False),
                 Place(("target_layer_ids",), written=False),
-                _DFLASH_LAYER_IDS,
+                *_BLOCK_LAYER_IDS,
             ),
+            ("transformer_layer_config",),
             both_layout_keys=False,
         ),
     ),

@@ -6,18 +6,34 @@ from itertools import pairwise
 
 from dspark_convert.errors import Findings
 from dspark_convert.formats.detect import CONFIG
-from dspark_convert.formats.rules import Document, lookup
+from dspark_convert.formats.rules import Document, KeyPath, dotted, lookup
 from dspark_convert.formats.target import judge_depth
 from dspark_convert.schemas.draft import DraftConfig, Layout
+
+_CAUSAL: tuple[KeyPath, ...] = (
+    ("is_causal",),
+    ("transformer_layer_config", "is_causal"),
+    ("dflash_config", "causal"),
+)
 
 
 def judge_config(config: DraftConfig, document: Document, findings: Findings) -> None:
     """Check the config on its own.
 
-    Codes: ``layer-ids-invalid``, ``mask-token-out-of-range``, ``block-too-short``,
-    ``heads-invalid``, ``quantised-draft``, ``decoder-unsupported``, ``causal-full-attention``.
+    Codes: ``layer-ids-invalid``, ``config-invalid``, ``mask-token-out-of-range``,
+    ``block-too-short``, ``heads-invalid``, ``quantised-draft``, ``decoder-unsupported``,
+    ``causal-full-attention``.
     """
     _judge_layer_ids(config, findings)
+    if config.rope_parameters["rope_theta"] <= 0:
+        findings.error(
+            "config-invalid",
+            "the RoPE base must be positive",
+            file=CONFIG,
+            key="rope_theta",
+            found=config.rope_parameters["rope_theta"],
+            hint="give --set rope_theta=VALUE",
+        )
     if config.num_target_layers is not None:
         judge_depth(config, config.num_target_layers, findings)
     if config.mask_token_id >= config.vocab_size:
@@ -88,13 +104,13 @@ def _judge_document(config: DraftConfig, document: Document, findings: Findings)
             expected="qwen3",
             found=model_type,
         )
-    causal = document.get("is_causal") or lookup(document, ("dflash_config", "causal"))
+    causal = [path for path in _CAUSAL if lookup(document, path)]
     if causal and "full_attention" in config.layer_types:
         findings.error(
             "causal-full-attention",
             "the config makes full-attention layers causal inside the block; "
             "DSpark drafts are bidirectional there",
             file=CONFIG,
-            key="is_causal" if document.get("is_causal") else "dflash_config.causal",
+            key=dotted(causal[0]),
             hint="remove the key if the draft was trained as DSpark drafts are",
         )

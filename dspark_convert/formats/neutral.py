@@ -26,7 +26,7 @@ from dspark_convert.formats.rules import (
     read_field,
     write_fields,
 )
-from dspark_convert.schemas.draft import DraftConfig, Layout
+from dspark_convert.schemas.draft import MAX_LAYERS, DraftConfig, Layout
 
 DTYPE_NAMES: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -186,7 +186,7 @@ def _join_layer_types(values: dict[str, Any], findings: Findings) -> bool:
     if given is UNKNOWN or not isinstance(depth, int):
         return False
     if given is None:
-        given = ["full_attention"] * depth
+        given = ["full_attention"] * min(depth, MAX_LAYERS)
         if values["use_sliding_window"]:
             findings.error(
                 "key-missing",

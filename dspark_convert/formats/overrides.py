@@ -10,8 +10,17 @@ from typing import Annotated, Any
 
 from pydantic import PositiveFloat, TypeAdapter, ValidationError
 
-from dspark_convert.errors import Finding, UsageError
-from dspark_convert.formats.rules import Dialect, Document, assign, dotted, lookup, remove
+from dspark_convert.checkpoint.jsonfile import parse_json
+from dspark_convert.errors import CheckpointError, Finding, UsageError
+from dspark_convert.formats.rules import (
+    Dialect,
+    Document,
+    KeyPath,
+    assign,
+    holds,
+    lookup,
+    remove,
+)
 from dspark_convert.formats.vocabulary import Reading
 from dspark_convert.schemas.draft import DraftConfig, Layout
 
@@ -37,6 +46,20 @@ class Overrides:
 
 
 NO_OVERRIDES = Overrides()
+
+
+def parse_overrides(layout: str | None, d2t: str | None, settings: list[str]) -> Overrides:
+    """The options ``--layout``, ``--d2t`` and ``--set`` as users type them.
+
+    Raises:
+        UsageError: ``bad-setting``.
+    """
+    readings: Mapping[str, Reading] = {"offsets": "offsets", "absolute": "absolute"}
+    return Overrides(
+        fields=parse_settings(settings),
+        layout=Layout(layout.replace("-", "_")) if layout else None,
+        d2t=readings[d2t] if d2t else None,
+    )
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:
@@ -90,15 +113,18 @@ def assign_over_null(document: Document, path: tuple[str, ...], value: Any) -> N
     assign(document, path, value)
 
 
-def overridden_keys(document: Document, dialect: Dialect, overrides: Overrides) -> dict[str, str]:
-    """Dotted source keys that an override replaced, with the field that replaced them."""
+def overridden_paths(
+    document: Document, dialect: Dialect, overrides: Overrides
+) -> dict[KeyPath, str]:
+    """Source keys whose value, or a part of it, an override replaced; with the field's name."""
     fields = [*overrides.fields, *(["sample_from_anchor"] if overrides.layout else [])]
     return {
-        dotted(place.path): name
+        place.path[:depth]: name
         for name in fields
         if (rule := dialect.rule(name)) is not None
         for place in rule.places
-        if lookup(document, place.path) is not None
+        if holds(document, place.path)
+        for depth in range(1, len(place.path) + 1)
     }
 
 
@@ -119,8 +145,8 @@ def _theta_of(document: Document, path: tuple[str, ...]) -> dict[str, Any]:
 
 def _parse_value(key: str, text: str, pair: str) -> Any:
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = parse_json(text.encode("utf-8", "surrogateescape"), file="--set")
+    except CheckpointError:
         value = text
     try:
         TypeAdapter(_field_type(key)).validate_json(json.dumps(value), strict=True)

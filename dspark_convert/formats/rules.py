@@ -99,6 +99,12 @@ def lookup(document: Mapping[str, Any], path: KeyPath) -> Any:
     return value
 
 
+def holds(document: Mapping[str, Any], path: KeyPath) -> bool:
+    """Whether the key is there, be it null."""
+    parent = lookup(document, path[:-1])
+    return isinstance(parent, Mapping) and path[-1] in parent
+
+
 def assign(document: Document, path: KeyPath, value: Any) -> None:
     """Set ``path``, creating the objects above it."""
     for key in path[:-1]:

@@ -61,8 +61,8 @@ def judge_vocabulary(
     """
     stored = tensors.kept.get(VOCABULARY_TABLE)
     if not config.reduced_vocabulary:
-        if stored is not None:
-            _judge_needless(stored, config, findings)
+        for needless in filter(None, (stored, tensors.second_table)):
+            _judge_needless(needless, config, findings)
         return None
     if stored is None:
         findings.error(

@@ -12,6 +12,9 @@ from dspark_convert.schemas.base import OwnDocument
 MarkovHeadType = Literal["vanilla", "gated", "rnn"]
 LayerType = Literal["full_attention", "sliding_attention"]
 
+MAX_LAYERS = 1024
+"""More than any decoder has; a config with more is wrong, and would cost memory for each."""
+
 
 class Layout(str, Enum):
     """What the slots of a block predict (FORMATS: "anchor-first" and "1+N").
@@ -33,7 +36,7 @@ class DraftConfig(OwnDocument):
 
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
+    num_hidden_layers: int = Field(gt=0, le=MAX_LAYERS)
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt
     head_dim: PositiveInt

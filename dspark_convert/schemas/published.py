@@ -14,6 +14,7 @@ from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.inspection import CheckReport, Inspection
 from dspark_convert.schemas.plan import ConversionManifest, ConversionPlan
 from dspark_convert.schemas.refusal import Refusal
+from dspark_convert.schemas.report import VerifyReport
 from dspark_convert.schemas.source import DenseConfig, SpeculatorsConfig
 
 PUBLISHED: Mapping[str, tuple[type[BaseModel], int]] = {
@@ -25,6 +26,7 @@ PUBLISHED: Mapping[str, tuple[type[BaseModel], int]] = {
     "inspection": (Inspection, 1),
     "refusal": (Refusal, 1),
     "speculators-config": (SpeculatorsConfig, 1),
+    "verify-report": (VerifyReport, 1),
 }
 """Name of each schema, its model, and its version (raised when a document stops validating)."""
 

@@ -6,11 +6,17 @@ business of ``dspark_convert.formats``. ``null`` and absent are the same in all 
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from dspark_convert.schemas.base import SourceDocument
+
+
+class RopeKeys(SourceDocument):
+    """``rope_parameters`` and its older form ``rope_scaling``; a type may need further keys."""
+
+    rope_theta: float | None = None
+    rope_type: str | None = None
+    type: str | None = None
 
 
 class DecoderKeys(SourceDocument):
@@ -31,20 +37,31 @@ class DecoderKeys(SourceDocument):
     max_window_layers: int | None = None
     sliding_window: int | None = None
     use_sliding_window: bool | None = None
-    rope_parameters: dict[str, Any] | None = None
+    rope_parameters: RopeKeys | None = None
     rope_theta: float | None = None
-    rope_scaling: dict[str, Any] | None = None
+    rope_scaling: RopeKeys | None = None
     vocab_size: int | None = None
     tie_word_embeddings: bool | None = None
     is_causal: bool | None = None
 
 
-class DraftKeys(SourceDocument):
-    """What makes a decoder a DSpark draft: always at top level."""
+class LayerIdKeys(SourceDocument):
+    """The layers that a draft listens to, in every spelling that is read."""
 
-    architectures: list[str] | None = None
-    dtype: str | None = None
-    torch_dtype: str | None = None
+    target_layer_ids: list[int] | None = Field(
+        default=None, description="feature after this decoder layer; -1: the embedding"
+    )
+    aux_hidden_state_layer_ids: list[int] | None = Field(
+        default=None, description="number of decoder layers before the feature; 0: the embedding"
+    )
+    eagle_aux_hidden_state_layer_ids: list[int] | None = Field(
+        default=None, description="the same as aux_hidden_state_layer_ids"
+    )
+
+
+class HeadKeys(SourceDocument):
+    """Block, vocabulary and heads: at top level, or in the blocks of DFlash-derived writers."""
+
     block_size: int | None = None
     mask_token_id: int | None = None
     draft_vocab_size: int | None = None
@@ -60,11 +77,11 @@ class DraftKeys(SourceDocument):
     num_anchors: int | None = None
 
 
-class DenseConfig(DraftKeys, DecoderKeys):
-    """``config.json`` of the dense form, as DeepSpec writes it and dense engines read it."""
+class BlockKeys(HeadKeys, LayerIdKeys):
+    """``dflash_config`` or ``dspark_config``."""
 
-    target_layer_ids: list[int] | None = None
-    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+    causal: bool | None = None
+    swa_window_size: int | None = None
 
 
 class ProposalMethod(SourceDocument):
@@ -90,13 +107,26 @@ class SpeculatorsBlock(SourceDocument):
     verifier: Verifier | None = None
 
 
+class DraftKeys(HeadKeys, LayerIdKeys, DecoderKeys):
+    """The top level of every dialect."""
+
+    architectures: list[str] | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    dspark_block_size: int | None = None
+    dspark_noise_token_id: int | None = None
+    dflash_config: BlockKeys | None = None
+    dspark_config: BlockKeys | None = None
+    speculators_config: SpeculatorsBlock | None = None
+
+
+class DenseConfig(DraftKeys):
+    """``config.json`` of the dense form, as DeepSpec writes it and dense engines read it."""
+
+
 class SpeculatorsConfig(DraftKeys):
     """``config.json`` of the speculators form (speculators 0.7 and later)."""
 
     speculators_model_type: str | None = None
     speculators_version: str | None = None
-    speculators_config: SpeculatorsBlock | None = None
     transformer_layer_config: DecoderKeys
-    aux_hidden_state_layer_ids: list[int] | None = Field(
-        default=None, description="number of decoder layers before the feature; 0: the embedding"
-    )

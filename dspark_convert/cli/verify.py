@@ -1,0 +1,156 @@
+"""``dspark-verify``: does a draft still draft well against its target.
+
+Only what users type is declared here; ``verify_commands`` does the work, imported when a command
+runs. PyTorch is imported by the commands that decode, so that help and explanations need nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dspark_convert import __version__
+
+app = typer.Typer(
+    name="dspark-verify",
+    help="Check a DSpark draft against its target model; the exit code is the verdict.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class DraftSamplingOption(str, enum.Enum):
+    """``--draft-sampling`` as users write it."""
+
+    sample = "sample"
+    greedy = "greedy"
+
+
+@app.callback(invoke_without_command=True)
+def _program(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"dspark-verify {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+@app.command("check")
+def check(
+    draft: Annotated[Path, typer.Argument(metavar="DRAFT", help="Folder of the draft.")],
+    target: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the target model.")
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The draft before conversion: outputs must be equal."),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON lines or plain text; a small set is bundled."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to decode after each prompt.")] = 128,
+    stop_token_ids: Annotated[
+        str | None,
+        typer.Option(metavar="ID,ID", help="Default: the target's generation config; '' for none."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Of the target's sampling.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of the target's sampling.")] = None,
+    draft_sampling: Annotated[
+        DraftSamplingOption,
+        typer.Option(help="How drafts are drawn above temperature 0; vLLM's default is greedy."),
+    ] = DraftSamplingOption.sample,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(help="At most what a block proposes, the default.")
+    ] = None,
+    confidence_threshold: Annotated[
+        float | None, typer.Option(help="End a proposal before a token of less confidence.")
+    ] = None,
+    min_accepted_length: Annotated[
+        float | None, typer.Option(help="Committed tokens per round, the bonus token included.")
+    ] = None,
+    min_acceptance: Annotated[
+        str | None,
+        typer.Option(metavar="X,Y,...", help="Acceptance at each position, given those before."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")
+    ] = "auto",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let code of the target's folder run.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Run every check of a draft.
+
+    Exit code 0: all passed; 1: one failed; 2: wrong usage; 3: an input was refused; 4:
+    inconclusive.
+    """
+    from dspark_convert.cli import verify_commands
+
+    verify_commands.check(
+        verify_commands.RawOptions(
+            draft=draft,
+            target=target,
+            source=source,
+            prompts=prompts,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=stop_token_ids,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            draft_sampling=draft_sampling.value,
+            num_speculative_tokens=num_speculative_tokens,
+            confidence_threshold=confidence_threshold,
+            min_accepted_length=min_accepted_length,
+            min_acceptance=min_acceptance,
+            seed=seed,
+            batch_size=batch_size,
+            device=device,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+        ),
+        report=report,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+@app.command("explain")
+def explain_check(
+    check_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="A check; all of them are listed without it."),
+    ] = None,
+) -> None:
+    """Say what a check looks at, when it fails, and what to do then."""
+    from dspark_convert.cli import verify_commands
+
+    verify_commands.explain(check_id)
+
+
+def main() -> None:
+    """Entry point of the ``dspark-verify`` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

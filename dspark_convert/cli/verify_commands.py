@@ -1,0 +1,161 @@
+"""What the commands of ``dspark-verify`` do: build the options, verify, show, set the exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import typer
+
+from dspark_convert.cli.console import Sink
+from dspark_convert.cli.exits import CHECK_FAILED, INCONCLUSIVE, refusals
+from dspark_convert.cli.report import report_view
+from dspark_convert.errors import Finding, OutputError, UsageError
+from dspark_convert.schemas.report import CheckId, VerifyReport
+from dspark_convert.verification import catalog
+
+if TYPE_CHECKING:
+    from dspark_convert.verification.run import VerifyOptions
+
+_EXIT_CODES = {"pass": 0, "fail": CHECK_FAILED, "inconclusive": INCONCLUSIVE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawOptions:
+    """The options of ``check`` as typed; lists are still texts."""
+
+    draft: Path
+    target: Path | None
+    source: Path | None
+    prompts: Path | None
+    max_new_tokens: int
+    stop_token_ids: str | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    draft_sampling: Literal["sample", "greedy"]
+    num_speculative_tokens: int | None
+    confidence_threshold: float | None
+    min_accepted_length: float | None
+    min_acceptance: str | None
+    seed: int
+    batch_size: int
+    device: str
+    dtype: str
+    trust_remote_code: bool
+
+
+def check(raw: RawOptions, *, report: Path | None, as_json: bool, quiet: bool) -> None:
+    """Verify a draft; the exit code is the verdict."""
+    sink = Sink(as_json=as_json, quiet=quiet)
+    with refusals(sink):
+        result = _verify(_options(raw), sink)
+        document = result.model_dump(mode="json")
+        sink.data(document, report_view(result))
+        if report is not None:
+            _write_report(report, document)
+        raise typer.Exit(_EXIT_CODES[result.verdict])
+
+
+def explain(check_id: str | None) -> None:
+    """Print the text of a check, or the list of checks."""
+    sink = Sink()
+    with refusals(sink):
+        if check_id is None:
+            for name, entry in catalog.CATALOG.items():
+                typer.echo(f"{name:18} {entry.title}")
+        elif check_id in get_args(CheckId):
+            typer.echo(catalog.explain(check_id), nl=False)  # type: ignore[arg-type]
+        else:
+            ids = ", ".join(catalog.CATALOG)
+            raise _usage("check-unknown", "no check has this id", check_id, ids)
+
+
+def _options(raw: RawOptions) -> VerifyOptions:
+    # Imported here: this is where PyTorch comes in, or is found missing.
+    from dspark_convert.runtime import DecodeOptions
+    from dspark_convert.verification.run import VerifyOptions
+
+    return VerifyOptions(
+        draft=raw.draft,
+        target=raw.target,
+        source=raw.source,
+        prompts=raw.prompts,
+        decode=DecodeOptions(
+            max_new_tokens=raw.max_new_tokens,
+            temperature=raw.temperature,
+            top_k=raw.top_k,
+            top_p=raw.top_p,
+            draft_sampling=raw.draft_sampling,
+            num_speculative_tokens=raw.num_speculative_tokens,
+            confidence_threshold=raw.confidence_threshold,
+        ),
+        stop_token_ids=_stop_ids(raw.stop_token_ids),
+        min_accepted_length=raw.min_accepted_length,
+        min_acceptance=_fractions(raw.min_acceptance),
+        seed=raw.seed,
+        batch_size=raw.batch_size,
+        device=raw.device,
+        dtype=raw.dtype,
+        trust_remote_code=raw.trust_remote_code,
+    )
+
+
+def _verify(options: VerifyOptions, sink: Sink) -> VerifyReport:
+    from transformers.utils import logging
+
+    from dspark_convert.verification.run import verify
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with sink.steps() as on_progress:
+        return verify(options, on_progress=on_progress)
+
+
+def _stop_ids(text: str | None) -> frozenset[int] | None:
+    if text is None:
+        return None
+    try:
+        return frozenset(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise _usage(
+            "stop-token-ids-invalid", "--stop-token-ids is a list of numbers", text, "1,2"
+        ) from None
+
+
+def _fractions(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(0.0 <= value <= 1.0 for value in values):
+        raise _usage(
+            "min-acceptance-invalid", "--min-acceptance is a list of fractions", text, "0.6,0.4"
+        )
+    return values
+
+
+def _write_report(path: Path, document: object) -> None:
+    text = json.dumps(document, indent=2, sort_keys=True) + "\n"
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OutputError(
+            Finding(
+                code="report-not-written",
+                message=f"the report cannot be written: {error.strerror}",
+                file=path.name,
+                hint="choose a path in an existing, writable folder",
+            )
+        ) from None
+
+
+def _usage(code: str, message: str, found: str, expected: str) -> UsageError:
+    return UsageError(Finding(code=code, message=message, found=found, expected=expected))

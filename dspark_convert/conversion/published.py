@@ -1,0 +1,79 @@
+"""A checkpoint as a serving engine sees it: what the claims of ``engines`` ask about."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dspark_convert.schemas.draft import DraftConfig, Layout
+
+
+@dataclass(frozen=True)
+class Published:
+    """A checkpoint as an engine sees it."""
+
+    dialect: str
+    config: DraftConfig
+    document: Mapping[str, Any]
+    """``config.json``."""
+    tensors: Collection[str]
+    """Stored names."""
+
+    @property
+    def speculators(self) -> bool:
+        """Whether the config is nested."""
+        return self.dialect == "speculators"
+
+    def silent_about(self, *keys: str) -> bool:
+        """Whether a dense config lacks one of ``keys``: engines do not infer what is absent."""
+        return not self.speculators and any(self.document.get(key) is None for key in keys)
+
+    @property
+    def layout_declared(self) -> bool:
+        """Whether ``sample_from_anchor`` is written."""
+        return self.document.get("sample_from_anchor") is not None
+
+    @property
+    def prefixed(self) -> bool:
+        """Whether a tensor is stored with the prefix that decoders carry inside a model."""
+        return any(name.startswith("model.") for name in self.tensors)
+
+    @property
+    def keys_of_deepspec(self) -> tuple[str, ...]:
+        """The keys that its model class asserts (FORMATS, section 1.1)."""
+        keys = ["target_layer_ids", "mask_token_id", "num_anchors", "enable_confidence_head"]
+        keys += ["markov_rank", *(["markov_head_type"] if self.markov else [])]
+        heads = ["confidence_head_with_markov"] if self.config.enable_confidence_head else []
+        return (*keys, *heads)
+
+    @property
+    def causal_anyway(self) -> bool:
+        """Whether sliding layers should see the whole block and ``is_causal`` does not say so."""
+        return self.config.sliding_window_non_causal and self.document.get("is_causal") is not False
+
+    @property
+    def markov(self) -> str:
+        """The type of the Markov head; empty when there is none."""
+        return self.config.markov_head_type if self.config.markov_rank else ""
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the draft vocabulary is smaller than the target's."""
+        return self.config.reduced_vocabulary
+
+    @property
+    def resized(self) -> bool:
+        """Whether the draft vocabulary is smaller or larger than the target's."""
+        return self.config.draft_vocab_size != self.config.vocab_size
+
+    @property
+    def bonus_anchor(self) -> bool:
+        """Whether the layout is 1+N."""
+        return self.config.layout is Layout.BONUS_ANCHOR
+
+    @property
+    def last_layer_ids(self) -> bool:
+        """Whether the draft listens to the target's last layer."""
+        depth = self.config.num_target_layers
+        return depth is not None and depth - 1 in self.config.target_layer_ids

@@ -1,0 +1,69 @@
+"""Does the draft belong to the target: sizes, layers, vocabulary, tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import AutoTokenizer
+
+from dspark_convert.errors import Findings
+from dspark_convert.formats.target import TargetWeights, judge_pairing
+from dspark_convert.schemas.draft import DraftConfig
+from dspark_convert.schemas.report import CheckResult, PairingNumbers
+from dspark_convert.verification.prompts import PromptError, prompt_error
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+Comparison = Literal["same", "different", "draft has none", "target has none"]
+
+
+def check_pairing(
+    draft: DraftConfig, draft_folder: Path, target: TargetWeights, tokenizer: Any | None
+) -> CheckResult:
+    """The ``pairing`` check; ``tokenizer`` is the target's, None when it has none."""
+    findings = Findings()
+    judge_pairing(draft, target.config, target.vocab_size, findings)
+    comparison = _compare_tokenizers(draft_folder, tokenizer)
+    errors = findings.of("error")
+    numbers = PairingNumbers(findings=errors, tokenizer=comparison)
+    if errors:
+        reason, failed = "; ".join(str(error) for error in errors), True
+    elif comparison == "different":
+        reason, failed = "the draft's tokenizer gives other ids than the target's", True
+    else:
+        reason, failed = f"sizes and layers fit; tokenizer: {comparison}", False
+    return CheckResult(
+        id="pairing", verdict="fail" if failed else "pass", reason=reason, numbers=numbers
+    )
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any | None:
+    """The tokenizer of a folder; None when there are no tokenizer files.
+
+    Raises:
+        PromptError: ``tokenizer-unreadable``.
+    """
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise prompt_error(
+            "tokenizer-unreadable",
+            f"transformers cannot load the tokenizer: {error}",
+            folder.name,
+            hint="repair the tokenizer files, or give --prompts with prompt_token_ids",
+        ) from error
+
+
+def _compare_tokenizers(draft_folder: Path, target: Any | None) -> Comparison:
+    if target is None:
+        return "target has none"
+    try:
+        draft = load_tokenizer(draft_folder)
+    except PromptError:
+        return "different"
+    if draft is None:
+        return "draft has none"
+    return "same" if draft.get_vocab() == target.get_vocab() else "different"

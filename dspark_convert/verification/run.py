@@ -1,0 +1,362 @@
+"""Run every check of a draft and put the results into one report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from dspark_convert import __version__
+from dspark_convert.conversion.inspection import describe
+from dspark_convert.errors import Finding, UsageError
+from dspark_convert.formats.read import Examination, examine
+from dspark_convert.formats.target import TargetWeights, find_target_weights
+from dspark_convert.runtime import (
+    CausalTarget,
+    DecodeOptions,
+    DecodeResult,
+    DraftModel,
+    decode,
+    load_draft,
+    load_target,
+)
+from dspark_convert.schemas.report import (
+    CheckId,
+    CheckResult,
+    StructureNumbers,
+    VerifiedDraft,
+    VerifiedTarget,
+    VerifyReport,
+    VerifySettings,
+)
+from dspark_convert.verification.acceptance import AcceptanceSettings, measure_acceptance
+from dspark_convert.verification.confidence import check_confidence
+from dspark_convert.verification.lossless import check_greedy, check_sampling
+from dspark_convert.verification.observe import RunObserver
+from dspark_convert.verification.pairing import check_pairing, load_tokenizer
+from dspark_convert.verification.parity import check_parity
+from dspark_convert.verification.prompts import BUNDLED, encode_prompts, read_prompts
+
+Progress = Callable[[str, int, int], None]
+"""Hears what is being done, how many prompts are done, and of how many."""
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+_DECODED: tuple[CheckId, ...] = (
+    "lossless-greedy",
+    "lossless-sampling",
+    "acceptance",
+    "confidence",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """All knobs of ``dspark-verify check``.
+
+    ``decode.stop_token_ids`` is replaced by the target's own unless ``stop_token_ids`` is given.
+    ``dtype`` "auto" takes that of each checkpoint.
+    """
+
+    draft: Path
+    target: Path | None = None
+    source: Path | None = None
+    prompts: Path | None = None
+    decode: DecodeOptions = field(default_factory=lambda: DecodeOptions(max_new_tokens=128))
+    stop_token_ids: frozenset[int] | None = None
+    min_accepted_length: float | None = None
+    min_acceptance: tuple[float, ...] = ()
+    seed: int = 0
+    batch_size: int = 8
+    device: str = "auto"
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+
+    def torch_device(self) -> torch.device:
+        """The device to run on; "auto" is CUDA where there is one."""
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            device = torch.device(name)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise _usage("device-unavailable", "--device", name, str(error)) from None
+        return device
+
+    def torch_dtype(self) -> torch.dtype | None:
+        """The dtype of both models; None keeps that of each checkpoint."""
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise _usage("dtype-unknown", "--dtype", self.dtype, f"auto, {', '.join(DTYPES)}")
+        return DTYPES.get(self.dtype)
+
+
+@dataclass
+class _Report:
+    """A report under construction."""
+
+    results: list[CheckResult] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    target: VerifiedTarget | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    num_prompts: int = 0
+
+    def add(self, check: Callable[[], CheckResult]) -> CheckResult:
+        """Run one check and keep its result and its wall time."""
+        start = time.perf_counter()
+        result = check()
+        self.results.append(result)
+        self.seconds[result.id] = round(time.perf_counter() - start, 3)
+        return result
+
+    def skip(self, ids: Sequence[CheckId], reason: str) -> None:
+        """Record checks that cannot run, with the reason."""
+        self.results += [
+            CheckResult(id=check_id, verdict="skipped", reason=reason, numbers=None)
+            for check_id in ids
+        ]
+
+
+def verify(options: VerifyOptions, *, on_progress: Progress = lambda *news: None) -> VerifyReport:
+    """Run the checks.
+
+    Raises:
+        UsageError: options that cannot be meant, or neither target nor source.
+        CheckpointError, DialectError, DraftError, PromptError: an input cannot be read.
+    """
+    if options.target is None and options.source is None:
+        raise _usage("target-missing", "--target", "neither", "--target DIR, or --source DIR")
+    if options.batch_size < 1:
+        raise _usage("option-out-of-range", "--batch-size", str(options.batch_size), "1 or above")
+    device, dtype = options.torch_device(), options.torch_dtype()
+    examination = examine(options.draft)
+    report = _Report()
+    structure = report.add(lambda: _check_structure(examination))
+    if structure.verdict == "fail":
+        report.skip(("pairing", "parity", *_DECODED), "the structure is broken")
+    else:
+        fits = _run_pairing(options, examination, report)
+        _run_parity(options, report, device)
+        if options.target is None:
+            report.skip(_DECODED, "no target was given")
+        elif not fits:
+            report.skip(_DECODED, "the draft does not fit the target")
+        else:
+            _run_decoding(options, report, device, dtype, on_progress)
+    return _finish(options, examination, report, device)
+
+
+def overall(results: Sequence[CheckResult]) -> Any:
+    """Any failure fails; else anything inconclusive, or nothing decided, is inconclusive."""
+    verdicts = {result.verdict for result in results}
+    if "fail" in verdicts:
+        return "fail"
+    return "inconclusive" if "inconclusive" in verdicts or "pass" not in verdicts else "pass"
+
+
+def _check_structure(examination: Examination) -> CheckResult:
+    findings = examination.findings
+    errors = findings.of("error")
+    numbers = StructureNumbers(
+        errors=len(errors),
+        warnings=len(findings.of("warning")),
+        notes=len(findings.of("note")),
+        findings=tuple(findings),
+    )
+    reason = str(errors[0]) if errors else "complete and consistent"
+    if len(errors) > 1:
+        reason += f" (and {len(errors) - 1} more)"
+    verdict = "fail" if errors else "pass"
+    return CheckResult.model_validate(
+        {"id": "structure", "verdict": verdict, "reason": reason, "numbers": numbers}
+    )
+
+
+def _run_pairing(options: VerifyOptions, examination: Examination, report: _Report) -> bool:
+    if options.target is None:
+        report.skip(("pairing",), "no target was given")
+        return False
+    weights = find_target_weights(options.target)
+    tokenizer = load_tokenizer(options.target, trust_remote_code=options.trust_remote_code)
+    config = examination.config
+    assert config is not None, "the structure passed"
+    result = report.add(lambda: check_pairing(config, options.draft, weights, tokenizer))
+    report.target = _identify_target(weights)
+    return result.verdict == "pass"
+
+
+def _run_parity(options: VerifyOptions, report: _Report, device: torch.device) -> None:
+    if options.source is None:
+        report.skip(("parity",), "no --source was given")
+        return
+    original = options.source
+    report.add(
+        lambda: check_parity(
+            original, options.draft, target=options.target, device=device, seed=options.seed
+        )
+    )
+
+
+def _run_decoding(
+    options: VerifyOptions,
+    report: _Report,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    on_progress: Progress,
+) -> None:
+    assert options.target is not None
+    trust = options.trust_remote_code
+    tokenizer = load_tokenizer(options.target, trust_remote_code=trust)
+    prompts = read_prompts(options.prompts)
+    token_ids = encode_prompts(prompts, tokenizer)
+    target = load_target(options.target, device=device, dtype=dtype, trust_remote_code=trust)
+    draft = load_draft(options.draft, device=device, dtype=dtype, target=options.target)
+    run = _DecodeRun(options, target, draft, token_ids, on_progress)
+    names = [prompt.id for prompt in prompts]
+    report.num_prompts = len(prompts)
+    report.stop_token_ids = tuple(sorted(run.options.stop_token_ids))
+    settings = AcceptanceSettings(
+        num_tokens=run.num_tokens,
+        min_accepted_length=options.min_accepted_length,
+        min_acceptance=options.min_acceptance,
+        seed=options.seed,
+    )
+    report.add(lambda: run.check_greedy(names))
+    if options.decode.sampling.greedy:
+        report.skip(("lossless-sampling",), "it needs a temperature above 0")
+    else:
+        report.add(run.check_sampling)
+    report.add(
+        lambda: measure_acceptance(
+            run.results, names, settings, mass_outside=run.observer.mass_outside
+        )
+    )
+    if draft.confidence_head is None:
+        report.skip(("confidence",), "the draft has no confidence head")
+    else:
+        report.add(lambda: check_confidence(run.results, run.num_tokens))
+    if report.target is not None:
+        dtype_name = str(target.model.dtype).removeprefix("torch.")
+        report.target = report.target.model_copy(
+            update={"dtype": dtype_name, "device": str(device)}
+        )
+
+
+class _DecodeRun:
+    """The decode run that several checks share, made when the first of them asks."""
+
+    def __init__(
+        self,
+        options: VerifyOptions,
+        target: CausalTarget,
+        draft: DraftModel,
+        token_ids: list[list[int]],
+        on_progress: Progress,
+    ) -> None:
+        self.target, self.draft, self.token_ids = target, draft, token_ids
+        stop = options.stop_token_ids
+        stop = target.stop_token_ids if stop is None else stop
+        self.options = replace(options.decode, stop_token_ids=stop)
+        self.num_tokens = self.options.num_speculative_tokens or draft.config.num_speculative_tokens
+        self.seed, self.batch_size = options.seed, options.batch_size
+        self.on_progress = on_progress
+        self.observer = RunObserver(draft, target.vocab_size, options.seed)
+        self.results = self._decode(self.options, self.observer, "decoding")
+
+    def check_greedy(self, names: Sequence[str]) -> CheckResult:
+        """Compare with the plain loop, at temperature 0 whatever the run's temperature."""
+        options, results = self.options, self.results
+        if not options.sampling.greedy:
+            options = replace(options, temperature=0.0)
+            results = self._decode(options, None, "decoding greedily")
+        return check_greedy(self.target, self.token_ids, names, results, options)
+
+    def check_sampling(self) -> CheckResult:
+        """Judge what the observer saw."""
+        return check_sampling(self.observer, self.options.temperature)
+
+    def _decode(
+        self, options: DecodeOptions, observer: RunObserver | None, what: str
+    ) -> tuple[DecodeResult, ...]:
+        generator = torch.Generator(self.draft.device).manual_seed(self.seed)
+        results: list[DecodeResult] = []
+        for start in range(0, len(self.token_ids), self.batch_size):
+            batch = self.token_ids[start : start + self.batch_size]
+            results += decode(
+                self.target, self.draft, batch, options, generator=generator, observer=observer
+            )
+            self.on_progress(what, len(results), len(self.token_ids))
+        return tuple(results)
+
+
+def _identify_target(weights: TargetWeights) -> VerifiedTarget:
+    checkpoint = weights.checkpoint
+    architectures = checkpoint.config.get("architectures") or ["unknown"]
+    return VerifiedTarget(
+        name=checkpoint.folder.resolve().name,
+        config_sha256=checkpoint.config_sha256,
+        architecture=str(architectures[0]),
+        dtype="not loaded",
+        device="not loaded",
+    )
+
+
+def _finish(
+    options: VerifyOptions, examination: Examination, report: _Report, device: torch.device
+) -> VerifyReport:
+    inspection = describe(options.draft, examination)
+    checkpoint = examination.checkpoint
+    decode_options = options.decode
+    return VerifyReport(
+        tool_version=__version__,
+        verdict=overall(report.results),
+        draft=VerifiedDraft(
+            name=inspection.name,
+            dialect=inspection.dialect,
+            config_sha256=checkpoint.config_sha256 if checkpoint else None,
+            config=inspection.draft,
+        ),
+        target=report.target,
+        settings=VerifySettings(
+            prompts=options.prompts.name if options.prompts else BUNDLED,
+            num_prompts=report.num_prompts,
+            max_new_tokens=decode_options.max_new_tokens,
+            stop_token_ids=report.stop_token_ids,
+            temperature=decode_options.temperature,
+            top_k=decode_options.top_k,
+            top_p=decode_options.top_p,
+            draft_sampling=decode_options.draft_sampling,
+            num_speculative_tokens=decode_options.num_speculative_tokens,
+            confidence_threshold=decode_options.confidence_threshold,
+            seed=options.seed,
+            batch_size=options.batch_size,
+            device=str(device),
+            dtype=options.dtype,
+            min_accepted_length=options.min_accepted_length,
+            min_acceptance=options.min_acceptance,
+            source=options.source.resolve().name if options.source else None,
+            versions={
+                "dspark-convert": __version__,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+        ),
+        checks=tuple(report.results),
+        seconds=report.seconds,
+    )
+
+
+def _usage(code: str, option: str, found: str, expected: str) -> UsageError:
+    return UsageError(
+        Finding(
+            code=code,
+            message=f"{option} cannot be used like this",
+            found=found,
+            expected=expected,
+        )
+    )

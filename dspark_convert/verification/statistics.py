@@ -1,0 +1,93 @@
+"""Small exact statistics: ratio bootstrap, verdict against a threshold, calibration, chi-square."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark_convert.schemas.report import Interval, Verdict
+
+Floats = npt.NDArray[np.float64]
+
+BOOTSTRAP_RESAMPLES = 4000
+CALIBRATION_BINS = 10
+
+
+def ratio_interval95(numerators: Floats, denominators: Floats, seed: int) -> Interval | None:
+    """The percentile bootstrap interval of sum(numerators) / sum(denominators) over prompts.
+
+    Prompts are resampled, since the rounds of one prompt are not independent. Resamples without a
+    denominator are left out. None below two prompts that have one.
+    """
+    used = denominators > 0
+    if used.sum() < 2:
+        return None
+    tops, bottoms = numerators[used], denominators[used]
+    picks = np.random.default_rng(seed).integers(
+        0, len(tops), size=(BOOTSTRAP_RESAMPLES, len(tops))
+    )
+    ratios = tops[picks].sum(axis=1) / bottoms[picks].sum(axis=1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def judge(value: float, interval: Interval | None, threshold: float) -> Verdict:
+    """Pass when the whole interval reaches the threshold, fail when all of it lies below."""
+    if interval is None:
+        return "inconclusive"
+    if interval[0] >= threshold:
+        return "pass"
+    return "fail" if interval[1] < threshold else "inconclusive"
+
+
+def prompts_to_decide(value: float, interval: Interval, threshold: float, prompts: int) -> int:
+    """Prompts after which an interval as wide as sqrt(1/n) would leave the threshold outside."""
+    distance = max(abs(value - threshold), 1e-3)
+    half_width = (interval[1] - interval[0]) / 2
+    return max(prompts + 1, math.ceil(prompts * (half_width / distance) ** 2))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """``auc``: probability that a positive scores above a negative, ties counted half."""
+
+    auc: float
+    standard_error: float
+
+
+def rank(scores: Floats, positive: npt.NDArray[np.bool_]) -> Ranking | None:
+    """The area under the ROC curve (Mann-Whitney U), with its standard error when it is 0.5.
+
+    None unless both outcomes occur.
+    """
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    if not positives or not negatives:
+        return None
+    order = np.argsort(scores, kind="stable")
+    _, start, counts = np.unique(scores[order], return_index=True, return_counts=True)
+    ranks = np.empty(len(scores))
+    ranks[order] = np.repeat(start + (counts + 1) / 2, counts)
+    wins = ranks[positive].sum() - positives * (positives + 1) / 2
+    pairs = positives * negatives
+    return Ranking(float(wins / pairs), math.sqrt((positives + negatives + 1) / (12 * pairs)))
+
+
+def expected_calibration_error(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
+    """Mean gap between confidence and frequency over bins of equal width, weighted by count."""
+    if not len(scores):
+        return None
+    bins = np.minimum((scores * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    counts = np.bincount(bins, minlength=CALIBRATION_BINS)
+    confident = np.bincount(bins, weights=scores, minlength=CALIBRATION_BINS)
+    happened = np.bincount(bins, weights=positive, minlength=CALIBRATION_BINS)
+    return float(np.abs(confident - happened).sum() / counts.sum())
+
+
+def chi_square_of_uniform(values: Floats, bins: int) -> float:
+    """Pearson's statistic of values in [0, 1) against the uniform law, bins - 1 degrees."""
+    counts, _ = np.histogram(values, bins=bins, range=(0.0, 1.0))
+    expected = len(values) / bins
+    return float(((counts - expected) ** 2 / expected).sum())

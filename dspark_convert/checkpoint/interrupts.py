@@ -21,8 +21,8 @@ class Interrupted(BaseException):
 class SignalGuard:
     """While entered, SIGINT raises ``KeyboardInterrupt``, SIGTERM and SIGHUP `Interrupted`.
 
-    The guard starts closed: a signal waits until `allow`, or until the guard is left. The first
-    one raised closes it again, so that nothing disturbs the cleanup that follows. Ignored signals
+    The guard starts closed: a signal waits until `allow`, or until the guard is left. Only the
+    first signal counts, so that nothing disturbs the cleanup that it starts. Ignored signals
     (``nohup``) stay ignored. Outside the main thread, where Python delivers no signals, the guard
     does nothing.
     """
@@ -30,7 +30,7 @@ class SignalGuard:
     def __init__(self) -> None:
         self._held = True
         self._raised = False
-        self._pending: int | None = None
+        self._first: int | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> SignalGuard:
@@ -51,27 +51,27 @@ class SignalGuard:
         self.hold()
         for signum, previous in self._previous.items():
             signal.signal(signum, previous)
-        self._raise_pending()
+        self._raise_first()
 
     def allow(self) -> None:
         """Let signals raise from here on, one that waits at once."""
         self._held = False
-        self._raise_pending()
+        self._raise_first()
 
     def hold(self) -> None:
         """Keep signals waiting from here on."""
         self._held = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._pending is None:
-            self._pending = signum
+        if self._first is None:
+            self._first = signum
         if not self._held:
-            self._raise_pending()
+            self._raise_first()
 
-    def _raise_pending(self) -> None:
-        if self._pending is None or self._raised:
+    def _raise_first(self) -> None:
+        if self._first is None or self._raised:
             return
-        self._held = self._raised = True
-        if self._pending == signal.SIGINT:
+        self._raised = True
+        if self._first == signal.SIGINT:
             raise KeyboardInterrupt
-        raise Interrupted(self._pending)
+        raise Interrupted(self._first)

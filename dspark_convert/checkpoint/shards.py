@@ -14,7 +14,7 @@ from dspark_convert.errors import CheckpointError, Findings
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-_MAX_INDEX_BYTES = 100_000_000
+_MAX_INDEX_BYTES = 10_000_000
 _MAX_LISTED = 5  # names spelled out in one finding
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth")
 _INCOMPLETE = "download or copy the checkpoint again, complete"

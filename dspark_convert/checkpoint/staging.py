@@ -60,7 +60,8 @@ def staged_folder(
         former = replaceable(place, overwrite=overwrite, owned=owned)
         check_space(place, needed_bytes)
         stage = _create_stage(place)
-        # Two nested blocks, since a signal can still strike before the inner one holds it off.
+        # Two nested blocks, since a signal can still strike between `finally` and `hold`. It is the
+        # last to do so: the guard raises once.
         try:
             try:
                 stage.new.mkdir()
@@ -72,7 +73,6 @@ def staged_folder(
             replaceable(place, overwrite=overwrite, owned=owned)  # it may have changed by now
             _swap(stage, place, former)
         finally:
-            guard.hold()
             stage.remove()
 
 
@@ -157,9 +157,7 @@ def _remove_if_orphan(folder: Path, output: Path) -> None:
 def _restore(stage: _Stage, output: Path) -> None:
     """Put the former output back where nothing has taken its place."""
     try:
-        if os.path.lexists(output):
-            raise FileExistsError(errno.EEXIST, "another output took its place")
-        stage.old.rename(output)
+        stage.old.rename(output)  # fails on everything but an empty folder
     except OSError as error:
         finding = Finding(
             code="output-unrecovered",

@@ -47,7 +47,7 @@ _ADDED: Mapping[str, str] = {
     "sliding_window": "no layer slides",
 }
 
-_ABSOLUTE_PATH = re.compile(r"(/|~|[A-Za-z]:[\\/]).*")
+_ABSOLUTE_PATH = re.compile(r"(file:|/|~|[a-z]:[\\/]|\\\\).*", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass

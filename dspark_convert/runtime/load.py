@@ -1,0 +1,179 @@
+"""Load a draft: judge it, build it without memory, then read each weight once, to its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.errors import DraftError, Findings
+from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
+from dspark_convert.formats.read import DraftSource, read_draft_with_notes
+from dspark_convert.formats.target import TargetWeights, find_target_weights
+from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
+from dspark_convert.runtime.draft import DraftModel
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_BORROWED = (EMBEDDING, LM_HEAD)
+_CONFIDENCE_BIAS = "confidence_head.proj.bias"
+_COMPARED_ROWS = 8192
+
+
+def load_draft(
+    path: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    target: Path | str | None = None,
+    overrides: Overrides = NO_OVERRIDES,
+    stand_ins: Mapping[str, Tensor] | None = None,
+) -> DraftModel:
+    """Load a draft of any dialect that conversion reads.
+
+    Args:
+        path: the folder of the draft.
+        device: where the weights are read to.
+        dtype: of the weights; None takes that of the config.
+        target: the folder of the target model. An embedding or head that the draft does not store
+            is read from it; one that the draft stores is kept, and a difference is noted in
+            ``findings`` of the result.
+        overrides: what the user knows better than the files.
+        stand_ins: embedding and head, by canonical name, used where neither draft nor target
+            stores them (two drafts can then be compared without their target).
+
+    Raises:
+        CheckpointError, DialectError, DraftError: everything that conversion refuses, and
+            ``tensor-borrowed-missing``, ``target-tensor-shape``, ``rope-type-unsupported``,
+            ``rope-parameters-invalid``, ``activation-unsupported``.
+    """
+    source, findings = read_draft_with_notes(Path(path), overrides=overrides)
+    weights = None if target is None else find_target_weights(Path(target))
+    draft = _build(source)
+    shapes = {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()}
+    stand_ins = stand_ins or {}
+    stored = _locate(shapes, source, weights, stand_ins, findings)
+    findings.raise_errors(DraftError)
+    if weights is not None:
+        _compare_with_target(source, weights, findings)
+    _fill(draft, stored, stand_ins, torch.device(device), dtype or _DTYPES[source.config.dtype])
+    draft.findings = tuple(findings)
+    return draft
+
+
+def _build(source: DraftSource) -> DraftModel:
+    table = None if source.d2t is None else torch.tensor(source.d2t)
+    with torch.device("meta"):
+        return DraftModel(source.config, table).requires_grad_(False).eval()
+
+
+def _locate(
+    shapes: Mapping[str, tuple[int, ...]],
+    source: DraftSource,
+    target: TargetWeights | None,
+    stand_ins: Mapping[str, Tensor],
+    findings: Findings,
+) -> dict[str, StoredTensor]:
+    """Where each weight is read from. Reading has judged what the draft itself stores."""
+    stored = {name: source.tensors[name] for name in shapes if name in source.tensors}
+    for name in shapes.keys() - stored.keys():
+        if name == _CONFIDENCE_BIAS:
+            findings.note("confidence-bias-absent", "no bias is stored; 0 is used", tensor=name)
+            continue
+        assert name in _BORROWED, f"reading accepted a draft without {name}"
+        if target is None and name in stand_ins:
+            assert tuple(stand_ins[name].shape) == shapes[name], f"stand-in for {name}"
+        elif target is None:
+            _report_missing(name, findings)
+        elif target.supply(name).shape != shapes[name]:
+            _report_misfit(target.supply(name), name, shapes[name], findings)
+        else:
+            stored[name] = target.supply(name)
+    return stored
+
+
+def _fill(
+    draft: DraftModel,
+    stored: Mapping[str, StoredTensor],
+    stand_ins: Mapping[str, Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    weights: dict[str, Tensor] = {}
+    for name, tensor in draft.state_dict().items():
+        weights[name] = torch.zeros(tensor.shape, dtype=dtype, device=device)
+        if name in stored:
+            weights[name].copy_(read_weight(stored[name], device))
+        elif name in stand_ins:
+            weights[name].copy_(stand_ins[name])
+    draft.load_state_dict(weights, assign=True)
+    draft.to(device)
+
+
+def read_weight(stored: StoredTensor, device: torch.device) -> Tensor:
+    """One stored tensor, in its own dtype, read straight to ``device``."""
+    with safe_open(stored.path, framework="pt", device=str(device)) as file:
+        tensor: Tensor = file.get_tensor(stored.name)
+    return tensor
+
+
+def _compare_with_target(source: DraftSource, target: TargetWeights, findings: Findings) -> None:
+    """Note each tensor that the draft stores although its target has another one in its place."""
+    for name in _BORROWED:
+        own = source.tensors.get(name)
+        if own is None or (name == LM_HEAD and source.config.reduced_vocabulary):
+            continue
+        theirs = target.supply(name)
+        if not _equal(own, theirs):
+            findings.note(
+                "own-tensor-differs",
+                "the draft stores its own, and the target's differs; the draft's is used",
+                file=own.file,
+                tensor=name,
+                expected=f"{theirs.name} of {theirs.file} in the target",
+                hint="engines disagree about such a draft: vLLM keeps its tensor, SGLang takes "
+                "the target's",
+            )
+
+
+def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    with (
+        safe_open(one.path, framework="pt") as one_file,
+        safe_open(other.path, framework="pt") as other_file,
+    ):
+        first, second = one_file.get_slice(one.name), other_file.get_slice(other.name)
+        return all(
+            torch.equal(
+                first[row : row + _COMPARED_ROWS].float(),
+                second[row : row + _COMPARED_ROWS].float(),
+            )
+            for row in range(0, one.shape[0], _COMPARED_ROWS)
+        )
+
+
+def _report_missing(name: str, findings: Findings) -> None:
+    findings.error(
+        "tensor-borrowed-missing",
+        "the draft does not store this tensor; it is the target's, and no target was given",
+        tensor=name,
+        hint="give the folder of the target model",
+    )
+
+
+def _report_misfit(
+    theirs: StoredTensor, name: str, shape: tuple[int, ...], findings: Findings
+) -> None:
+    findings.error(
+        "target-tensor-shape",
+        "the draft takes this tensor from its target, and the target's has another shape",
+        file=theirs.file,
+        tensor=name,
+        expected=str(list(shape)),
+        found=f"{theirs.name} {list(theirs.shape)}",
+        hint="give the target that the draft was trained for",
+    )

@@ -1,0 +1,85 @@
+"""Load a target model with transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
+
+from dspark_convert.errors import CheckpointError, Finding
+from dspark_convert.runtime.causal import CausalTarget
+
+
+def load_target(
+    path: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    device_map: Any = None,
+    trust_remote_code: bool = False,
+) -> CausalTarget:
+    """Load a target model with transformers, from safetensors only.
+
+    Args:
+        path: a folder (or whatever else ``from_pretrained`` takes).
+        device: where it goes, unless ``device_map`` spreads it.
+        dtype: of the weights; None takes that of the checkpoint.
+        device_map: passed on; needs the accelerate library.
+        trust_remote_code: whether code of the checkpoint may run.
+
+    Raises:
+        CheckpointError: ``target-unreadable``, ``target-tensor-missing``.
+        DialectError: ``target-unsupported``, ``target-not-rewindable``.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        model, information = _auto_class(config).from_pretrained(
+            path,
+            config=config,
+            dtype="auto" if dtype is None else dtype,
+            device_map=device_map,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            Finding(
+                code="target-unreadable",
+                message=f"transformers cannot load the target: {error}",
+                file=str(path),
+                hint="give the folder of a causal language model stored as safetensors",
+            )
+        ) from error
+    _require_complete(information["missing_keys"], path)
+    return CausalTarget(model if device_map is not None else model.to(device))
+
+
+def _auto_class(config: Any) -> Any:
+    """Multimodal models that are no causal models for transformers have a class of their own."""
+    causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    multimodal = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if multimodal and not causal else AutoModelForCausalLM
+
+
+def _require_complete(missing: Sequence[str], path: Path | str) -> None:
+    if missing:
+        raise CheckpointError(
+            *(
+                Finding(
+                    code="target-tensor-missing",
+                    message="the target lacks a tensor, and transformers made one up",
+                    file=str(path),
+                    tensor=name,
+                    hint="complete the download of the target",
+                )
+                for name in sorted(missing)
+            )
+        )

@@ -1,0 +1,92 @@
+"""What the tests of every folder share: golden drafts, edited drafts, and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dspark_convert.cli.convert import app
+from fixtures.broken.cases import REDUCED, Case
+from fixtures.broken.drafts import GOLDEN
+from fixtures.broken.edits import Edit
+
+ROOT = Path(__file__).parents[1]
+COMMAND = Path(sysconfig.get_path("scripts")) / "dspark-convert"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def codes(self) -> list[str]:
+        """The codes of the errors in a JSON document."""
+        return [item["code"] for item in self.json["findings"] if item["severity"] == "error"]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    return GOLDEN
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Callable[..., Path]:
+    """Builds a golden draft with edits: ``draft(*edits, base=...)`` returns its folder."""
+    count = iter(range(1_000_000))
+
+    def build(*edits: Edit, base: str = REDUCED) -> Path:
+        return Case("", base, edits, (), ()).build(tmp_path / f"source-{next(count)}")
+
+    return build
+
+
+@pytest.fixture
+def cli() -> Callable[..., Outcome]:
+    """Runs ``dspark-convert`` inside this process, without a terminal."""
+
+    def run(*arguments: object, env: Mapping[str, str] | None = None) -> Outcome:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=env)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Outcome(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def command() -> Callable[..., Outcome]:
+    """Runs the installed ``dspark-convert`` in a process of its own."""
+
+    def run(*arguments: object, cwd: Path | None = None, **env: str) -> Outcome:
+        done = subprocess.run(
+            [COMMAND, *map(str, arguments)],
+            capture_output=True,
+            cwd=cwd,
+            env={**os.environ, **env},
+            timeout=60,
+        )
+        return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run

@@ -1,0 +1,232 @@
+"""Carrying a plan out: what may be replaced, and that what was written is what was meant."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark_convert.checkpoint.transfer import copy_range
+from dspark_convert.conversion import run
+from dspark_convert.conversion.plan import plan_to_dense
+from dspark_convert.errors import CheckpointError, OutputError
+from fixtures.broken.edits import d2t, put, unchanged, write
+
+from .helpers import convert, digest, files_of, tensors_of
+
+DENSE, REDUCED = "dense_vanilla_bf16", "spec_vanilla_reduced_anchor_bf16"
+
+
+@pytest.fixture
+def source(golden: Path) -> Path:
+    return golden / REDUCED / "checkpoint"
+
+
+def refusal(*arguments: Any, **options: Any) -> str:
+    with pytest.raises(OutputError) as caught:
+        convert(*arguments, **options)
+    return caught.value.code
+
+
+def temporaries(folder: Path) -> list[Path]:
+    return list(folder.glob(".*"))
+
+
+def test_manifest_is_what_lies_in_the_output(source: Path, tmp_path: Path) -> None:
+    manifest = convert(source, tmp_path / "out")
+    stored = json.loads((tmp_path / "out/dspark_conversion.json").read_text())
+    assert stored == manifest.model_dump(mode="json")
+    files = files_of(tmp_path / "out")
+    assert {file.name for file in manifest.files} | {"dspark_conversion.json"} == set(files)
+    assert {file.name: file.size for file in manifest.files} == {
+        name: len(data) for name, data in files.items() if name != "dspark_conversion.json"
+    }
+
+
+def test_progress_hears_of_every_copied_byte(source: Path, tmp_path: Path) -> None:
+    heard: list[int] = []
+    convert(source, tmp_path / "out", on_bytes=heard.append)
+    copied = tensors_of(tmp_path / "out")
+    assert sum(heard) == sum(len(data) for _, _, data in copied.values())
+
+
+def test_overwrite_replaces_an_earlier_result(source: Path, golden: Path, tmp_path: Path) -> None:
+    convert(golden / DENSE / "checkpoint", tmp_path / "out")
+    assert refusal(source, tmp_path / "out") == "output-exists"
+    convert(source, tmp_path / "out", overwrite=True)
+    convert(source, tmp_path / "fresh")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")
+    assert not temporaries(tmp_path)
+
+
+def test_overwrite_replaces_an_empty_folder(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    convert(source, tmp_path / "out", overwrite=True)
+    assert tensors_of(tmp_path / "out")
+
+
+def foreign_file(out: Path) -> None:
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+
+
+def result_with_a_file_added(out: Path) -> None:
+    (out / "notes.txt").write_text("mine")
+
+
+def result_with_a_folder_added(out: Path) -> None:
+    (out / "mine").mkdir()
+
+
+def manifest_of_another(out: Path) -> None:
+    (out / "dspark_conversion.json").write_text('{"tool": "another"}')
+
+
+def broken_manifest(out: Path) -> None:
+    (out / "dspark_conversion.json").write_text("[" * 100_000)
+
+
+def no_manifest(out: Path) -> None:
+    (out / "dspark_conversion.json").unlink()
+
+
+def working_tree(out: Path) -> None:
+    (out / ".git").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (foreign_file, "output-not-ours"),
+        (result_with_a_file_added, "output-not-ours"),
+        (result_with_a_folder_added, "output-not-ours"),
+        (manifest_of_another, "output-not-ours"),
+        (broken_manifest, "output-not-ours"),
+        (no_manifest, "output-not-ours"),
+        (working_tree, "output-protected"),
+    ],
+)
+def test_overwrite_replaces_nothing_else(
+    source: Path, tmp_path: Path, change: Callable[[Path], None], code: str
+) -> None:
+    out = tmp_path / "out"
+    if change is not foreign_file:
+        convert(source, out)
+    change(out)
+    before = digest(out)
+    assert refusal(source, out, overwrite=True) == code
+    assert digest(out) == before
+    assert not temporaries(tmp_path)
+
+
+def test_source_target_and_their_surroundings_are_never_replaced(
+    draft: Callable[..., Path], golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = draft()
+    before = digest(source)
+    for output in (source, source.parent, source / "inside"):
+        assert refusal(source, output, overwrite=True) == "output-protected"
+    target = golden / "verifier_bf16"
+    assert refusal(source, target / "x", target=target) == "output-protected"
+    (tmp_path / "here/below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here/below")
+    assert refusal(source, tmp_path / "here", overwrite=True) == "output-protected"
+    assert digest(source) == before
+
+
+def corrupt(where: Callable[[int], int]) -> Callable[..., None]:
+    """A copy that turns one bit of each range of more than 10 KB."""
+
+    def copy(source: int, offset: int, length: int, target: int, at: int, **options: Any) -> None:
+        copy_range(source, offset, length, target, at, **options)
+        if length > 10_000:
+            place = at + where(length)
+            os.pwrite(target, bytes([os.pread(target, 1, place)[0] ^ 1]), place)
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("where", "verify_bytes", "caught"),
+    [
+        (lambda length: 0, False, True),
+        (lambda length: length - 1, False, True),
+        (lambda length: length // 2, True, True),
+        (lambda length: length // 2, False, False),
+    ],
+)
+def test_corrupted_copy_is_found_on_re_reading(
+    golden: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: Callable[[int], int],
+    verify_bytes: bool,
+    caught: bool,
+) -> None:
+    monkeypatch.setattr(run, "copy_range", corrupt(where))
+    source = golden / DENSE / "checkpoint"
+    if caught:
+        code = refusal(source, tmp_path / "out", verify_bytes=verify_bytes)
+        assert code == "output-differs"
+        assert list(tmp_path.iterdir()) == []
+    else:  # the ends of a range are looked at, its middle only with --verify-bytes
+        convert(source, tmp_path / "out", verify_bytes=verify_bytes)
+        assert tensors_of(tmp_path / "out") != tensors_of(source)
+
+
+def test_rewritten_table_is_compared_too(
+    draft: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = run._write_at
+
+    def corrupted(descriptor: int, offset: int, data: bytes) -> None:
+        real(descriptor, offset, data[:-1] + b"\1" if len(data) == 1600 else data)
+
+    monkeypatch.setattr(run, "_write_at", corrupted)
+    assert refusal(draft(d2t(unchanged, "I32")), tmp_path / "out") == "output-differs"
+
+
+def test_source_that_shrinks_during_the_run_is_refused(
+    draft: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = draft()
+
+    def shrink(*arguments: Any, **options: Any) -> None:
+        os.truncate(source / "model.safetensors", 5000)
+        copy_range(*arguments, **options)
+
+    monkeypatch.setattr(run, "copy_range", shrink)
+    with pytest.raises(CheckpointError) as caught:
+        convert(source, tmp_path / "out")
+    assert caught.value.code == "file-changed"
+    assert not (tmp_path / "out").exists()
+
+
+def test_full_disk_is_seen_before_anything_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "needed_bytes", lambda conversion: 1 << 60)
+    assert refusal(source, tmp_path / "out") == "disk-full"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_needed_bytes_cover_what_is_written(draft: Callable[..., Path], tmp_path: Path) -> None:
+    large = draft(write("README.md", b"x" * 300_000), put(note="y" * 10_000))
+    needed = run.needed_bytes(plan_to_dense(large))
+    convert(large, tmp_path / "out")
+    assert sum(len(data) for data in files_of(tmp_path / "out").values()) <= needed
+
+
+def test_failure_keeps_the_earlier_result(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(source, tmp_path / "out")
+    before = digest(tmp_path / "out")
+    monkeypatch.setattr(run, "copy_range", corrupt(lambda length: 0))
+    assert refusal(source, tmp_path / "out", overwrite=True) == "output-differs"
+    assert digest(tmp_path / "out") == before
+    assert not temporaries(tmp_path)

@@ -1,0 +1,100 @@
+"""Which dialect a config is of: told by exact names, refused by name, never guessed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dspark_convert.errors import DialectError
+from dspark_convert.formats.detect import (
+    OTHER_ARCHITECTURES,
+    OTHER_DRAFTS,
+    RECOGNISED_ARCHITECTURES,
+    detect,
+)
+
+from .helpers import DENSE, REDUCED, config_of
+
+
+def refusal(config: dict[str, Any], *tensors: str) -> tuple[str, str]:
+    with pytest.raises(DialectError) as caught:
+        detect(config, tensors)
+    (finding,) = caught.value.findings
+    assert finding.hint
+    return finding.code, finding.message
+
+
+@pytest.mark.parametrize(("variant", "name"), [(REDUCED, "speculators"), (DENSE, "dense")])
+def test_golden_configs_are_told_with_evidence(variant: str, name: str) -> None:
+    detection = detect(config_of(variant), ())
+    assert detection.dialect.name == name
+    assert len(detection.evidence) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "dialect"),
+    [
+        ({"transformer_layer_config": {}}, "speculators"),
+        ({"architectures": ["Qwen3DSparkModel"]}, "dense"),
+        ({"architectures": ["DSparkDraftModel"]}, "dense"),
+        ({"markov_rank": 0, "target_layer_ids": [1]}, "dense"),
+        ({"architectures": ["DSparkDraftModel"], "transformer_layer_config": {}}, "speculators"),
+    ],
+)
+def test_least_evidence_that_tells_a_dialect(config: dict[str, Any], dialect: str) -> None:
+    assert detect(config, ()).dialect.name == dialect
+
+
+@pytest.mark.parametrize("kind", [*OTHER_DRAFTS, "brand-new"])
+def test_other_draft_of_speculators_is_refused_by_name(kind: str) -> None:
+    code, message = refusal({**config_of(), "speculators_model_type": kind})
+    assert code == "unsupported-draft"
+    assert OTHER_DRAFTS.get(kind, kind) in message
+
+
+@pytest.mark.parametrize("architecture", OTHER_ARCHITECTURES)
+def test_other_draft_is_refused_by_its_architecture(architecture: str) -> None:
+    code, message = refusal({"architectures": [architecture], "model_type": "qwen3"})
+    assert code == "unsupported-draft"
+    assert OTHER_ARCHITECTURES[architecture] in message
+
+
+@pytest.mark.parametrize("architecture", RECOGNISED_ARCHITECTURES)
+def test_recognised_dialect_is_refused_by_name(architecture: str) -> None:
+    code, message = refusal({**config_of(DENSE), "architectures": [architecture]})
+    assert code == "unsupported-dialect"
+    assert RECOGNISED_ARCHITECTURES[architecture][0] in message
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "dialect"),
+    [
+        ({"dspark_target_layer_ids": [40, 41, 42]}, (), "deepseek-v4"),
+        ({"model_type": "deepseek_v4"}, ("mtp.0.main_proj.weight",), "deepseek-v4"),
+        ({"quantization_config": {"quant_method": "modelopt"}}, (), "modelopt"),
+        ({"dflash_config": {"projector_type": "dspark"}}, (), "specforge"),
+        ({"dflash_config": {"markov_rank": 256}}, (), "specforge"),
+    ],
+)
+def test_recognised_structure_is_refused_by_name(
+    config: dict[str, Any], tensors: tuple[str, ...], dialect: str
+) -> None:
+    code, message = refusal(config, *tensors)
+    assert code == "unsupported-dialect"
+    assert dialect in message
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+        {"architectures": ["MyQwen3DSparkModelV2"]},  # a name that merely contains ours
+        {"architectures": "Qwen3DSparkModel"},
+        {"architectures": [None, 3]},
+        {"transformer_layer_config": "text", "dflash_config": [1]},
+    ],
+)
+def test_anything_else_is_unknown(config: dict[str, Any]) -> None:
+    assert refusal(config)[0] == "unknown-dialect"

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# The models of the tests are tiny: a second thread only costs, and costs much on a busy machine.
+# It must be said before PyTorch is imported, here and in the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
+from hypothesis import settings
 from typer.testing import CliRunner
 
 from dspark_convert.cli.convert import app
@@ -21,6 +26,10 @@ from fixtures.broken.edits import Edit
 
 ROOT = Path(__file__).parents[1]
 COMMAND = Path(sysconfig.get_path("scripts")) / "dspark-convert"
+
+# A machine that is busy with other things must not fail a property.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,168 @@
+"""``dspark-verify`` from outside: every exit code, the report, and life without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner
+
+from dspark_convert.cli.verify import app
+from dspark_convert.schemas.published import schema_of
+from tests.conftest import ROOT, Outcome
+
+pytest.importorskip("torch")
+
+GOLDEN = ROOT / "fixtures" / "golden"
+DENSE = GOLDEN / "dense_gated_fp32" / "checkpoint"
+VERIFIER = GOLDEN / "verifier_fp32"
+COMMAND = Path(sysconfig.get_path("scripts")) / "dspark-verify"
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    entries = [{"id": f"p{i}", "prompt_token_ids": [7 * i, i + 3, 11 * i, 5]} for i in range(6)]
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+def installed(*arguments: object) -> Outcome:
+    """Run the installed command in a process of its own: once for each exit code."""
+    done = subprocess.run(
+        [COMMAND, *map(str, arguments)], capture_output=True, timeout=120, check=False
+    )
+    assert b"Traceback" not in done.stderr, done.stderr.decode()
+    return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def verify(*arguments: object) -> Outcome:
+    """Run the same program inside this process, where PyTorch is loaded already."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Outcome(result.exit_code, result.stdout, result.stderr)
+
+
+def check(*arguments: object, run: Callable[..., Outcome] = verify) -> Outcome:
+    short = ("--max-new-tokens", 40, "--device", "cpu")
+    return run("check", DENSE, "--target", VERIFIER, *short, *arguments)
+
+
+def test_exit_0_when_every_check_passes(prompts: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    options = ("--prompts", prompts, "--temperature", 0.8, "--source", DENSE)
+    outcome = check(*options, "--report", report, "--json", run=installed)
+    assert outcome.code == 0, outcome
+    document = json.loads(report.read_text())
+    assert document["verdict"] == "pass"
+    assert {result["verdict"] for result in document["checks"]} == {"pass"}
+    Draft202012Validator(schema_of("verify-report")).validate(document)
+    assert outcome.json == document
+
+
+def test_exit_1_names_the_check_that_failed(prompts: Path) -> None:
+    outcome = check("--prompts", prompts, "--min-accepted-length", 3, run=installed)
+    assert outcome.code == 1
+    assert "acceptance" in outcome.out
+    assert "is below 3" in " ".join(outcome.out.split())
+
+
+def test_exit_1_when_the_structure_is_broken(prompts: Path, tmp_path: Path) -> None:
+    config = json.loads((DENSE / "config.json").read_text())
+    del config["mask_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(DENSE / "model.safetensors")
+    outcome = verify("check", tmp_path, "--target", VERIFIER, "--prompts", prompts, "--json")
+    assert outcome.code == 1
+    verdicts = {result["id"]: result["verdict"] for result in outcome.json["checks"]}
+    assert verdicts.pop("structure") == "fail"
+    assert set(verdicts.values()) == {"skipped"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--temperature", -1),
+        ("--max-new-tokens", 0),
+        ("--min-acceptance", "often"),
+        ("--min-acceptance", "0.5," * 7 + "0.5"),
+        ("--stop-token-ids", "one"),
+        ("--device", "abacus"),
+        ("--dtype", "int8"),
+        ("--batch-size", 0),
+        ("--num-speculative-tokens", 99),
+        ("--draft-sampling", "lucky"),
+        ("--nonsense",),
+    ],
+)
+def test_exit_2_for_options_that_cannot_be_meant(
+    prompts: Path, arguments: tuple[object, ...]
+) -> None:
+    assert check("--prompts", prompts, *arguments).code == 2
+
+
+def test_exit_2_with_nothing_to_check_against() -> None:
+    assert installed("check", DENSE).code == 2
+
+
+@pytest.mark.parametrize(
+    ("draft", "target"),
+    [("absent", VERIFIER), (DENSE, "absent"), (DENSE, GOLDEN), (ROOT, VERIFIER)],
+)
+def test_exit_3_when_an_input_cannot_be_read(draft: Path, target: Path, prompts: Path) -> None:
+    assert verify("check", draft, "--target", target, "--prompts", prompts).code == 3
+
+
+def test_exit_3_when_text_prompts_meet_a_target_without_a_tokenizer() -> None:
+    outcome = check(run=installed)
+    assert outcome.code == 3
+    assert "tokenizer-missing" in outcome.err
+
+
+def test_exit_4_when_the_interval_holds_the_threshold(prompts: Path) -> None:
+    options = ("--prompts", prompts, "--temperature", 0.8, "--max-new-tokens", 40)
+    length = check(*options, "--json").json["checks"][5]["numbers"]["accepted_length"]
+    outcome = check(*options, "--min-accepted-length", length, run=installed)
+    assert outcome.code == 4
+    assert "prompts decide" in " ".join(outcome.out.split())
+
+
+def test_exit_4_when_nothing_is_drafted(prompts: Path) -> None:
+    assert check("--prompts", prompts, "--confidence-threshold", 1).code == 4
+
+
+def test_source_alone_checks_parity_and_skips_the_rest() -> None:
+    outcome = verify("check", DENSE, "--source", DENSE, "--json")
+    verdicts = {result["id"]: result["verdict"] for result in outcome.json["checks"]}
+    assert outcome.code == 0
+    assert verdicts["parity"] == "pass"
+    assert verdicts["acceptance"] == "skipped"
+
+
+def test_explain_knows_every_check() -> None:
+    listed = [line.split()[0] for line in verify("explain").out.splitlines()]
+    assert "acceptance" in listed
+    assert all(verify("explain", name).code == 0 for name in listed[:2])
+    assert verify("explain", "nothing").code == 2
+
+
+def test_without_pytorch_the_extra_is_named(tmp_path: Path) -> None:
+    for name in ("torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError(name={name!r})")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        "from dspark_convert.cli.verify import main; "
+        f"sys.argv = ['dspark-verify', 'check', 'x', '--source', 'y']; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 3
+    assert b"dspark-convert[verify]" in done.stderr

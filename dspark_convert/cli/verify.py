@@ -32,6 +32,13 @@ class DraftSamplingOption(str, enum.Enum):
     greedy = "greedy"
 
 
+class TextOriginOption(str, enum.Enum):
+    """``--text-origin`` as users write it."""
+
+    greedy = "greedy"
+    given = "given"
+
+
 @app.callback(invoke_without_command=True)
 def _program(
     context: typer.Context,
@@ -51,6 +58,19 @@ def check(
     target: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the target model.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A recorded trace, or a folder of them, in place of the target."
+        ),
+    ] = None,
+    target_weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --trace: the target's folder, for tensors that the draft lacks.",
+        ),
+    ] = None,
     source: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The draft before conversion: outputs must be equal."),
@@ -59,12 +79,17 @@ def check(
         Path | None,
         typer.Option(metavar="FILE", help="JSON lines or plain text; a small set is bundled."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to decode after each prompt.")] = 128,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens to decode after each prompt; 128, or what a trace has."),
+    ] = None,
     stop_token_ids: Annotated[
         str | None,
         typer.Option(metavar="ID,ID", help="Default: the target's generation config; '' for none."),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy; the default, unless a trace has another.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Of the target's sampling.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Of the target's sampling.")] = None,
     draft_sampling: Annotated[
@@ -110,6 +135,8 @@ def check(
         verify_commands.RawOptions(
             draft=draft,
             target=target,
+            trace=trace,
+            target_weights=target_weights,
             source=source,
             prompts=prompts,
             max_new_tokens=max_new_tokens,
@@ -129,6 +156,159 @@ def check(
             trust_remote_code=trust_remote_code,
         ),
         report=report,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+@app.command("record")
+def record(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder of the target model.")],
+    draft: Annotated[
+        Path, typer.Option("--for", metavar="DRAFT", help="The draft that the trace will judge.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The trace, a safetensors file.")],
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="all|ID,ID", help="Default: the draft's. -1 is the embedding."),
+    ] = None,
+    neighbours: Annotated[
+        bool, typer.Option("--neighbours", help="Also the layers one below and one above.")
+    ] = False,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON lines or plain text; a small set is bundled."),
+    ] = None,
+    given: Annotated[
+        bool, typer.Option("--given", help="Read responses of the prompts file; write none.")
+    ] = False,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Where rounds stop being started; a few more tokens are kept.")
+    ] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Of the target's sampling.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of the target's sampling.")] = None,
+    stop_token_ids: Annotated[
+        str | None,
+        typer.Option(metavar="ID,ID", help="Default: the target's generation config; '' for none."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Prompts run together.")] = 8,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")
+    ] = "auto",
+    feature_dtype: Annotated[
+        str, typer.Option(help="Of hidden states: auto (as the target runs), bf16 or fp32.")
+    ] = "auto",
+    top: Annotated[int, typer.Option(help="Largest log p kept of every position.")] = 256,
+    max_size: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Refuse a larger trace: 500MB, 2GiB, ...")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing trace.")
+    ] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let code of the target's folder run.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the header to stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Run a target once and keep what judging a draft needs, so that it is not needed again."""
+    from dspark_convert.cli import trace_commands
+
+    trace_commands.record(
+        trace_commands.RawRecord(
+            target=target,
+            draft=draft,
+            out=out,
+            prompts=prompts,
+            given=given,
+            layers=layers,
+            neighbours=neighbours,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=stop_token_ids,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            batch_size=batch_size,
+            device=device,
+            dtype=dtype,
+            feature_dtype=feature_dtype,
+            top=top,
+            max_size=max_size,
+            overwrite=overwrite,
+            trust_remote_code=trust_remote_code,
+        ),
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+@app.command("import-vllm")
+def import_vllm(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Files of vLLM's hidden-state extraction.")
+    ],
+    text_origin: Annotated[
+        TextOriginOption,
+        typer.Option(help="greedy: the target's own text at temperature 0; given: any other."),
+    ],
+    target: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the target model.")],
+    layers: Annotated[
+        str,
+        typer.Option(
+            metavar="ID,ID",
+            help="As vLLM was given them (eagle_aux_hidden_state_layer_ids): 1 is the output of "
+            "decoder layer 0.",
+        ),
+    ],
+    draft: Annotated[
+        Path, typer.Option("--for", metavar="DRAFT", help="The draft that the trace will judge.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The trace, a safetensors file.")],
+    prompt_lengths: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='JSON lines {"id": file stem, "prompt_length": N}.'),
+    ] = None,
+    prompt_length: Annotated[
+        int | None, typer.Option(help="Tokens of the prompt, the same in every file.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Default: as many as every text is long enough for.")
+    ] = None,
+    stop_token_ids: Annotated[
+        str | None,
+        typer.Option(metavar="ID,ID", help="Default: the target's generation config; '' for none."),
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Refuse a larger trace: 500MB, 2GiB, ...")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing trace.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the header to stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Make a trace of a target that ran in vLLM; without log p it serves temperature 0."""
+    from dspark_convert.cli import trace_commands
+
+    trace_commands.import_vllm(
+        trace_commands.RawImport(
+            folder=folder,
+            target=target,
+            draft=draft,
+            out=out,
+            text_origin=text_origin.value,
+            layers=layers,
+            prompt_length=prompt_length,
+            prompt_lengths=prompt_lengths,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=stop_token_ids,
+            max_size=max_size,
+            overwrite=overwrite,
+        ),
         as_json=as_json,
         quiet=quiet,
     )

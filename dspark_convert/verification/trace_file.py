@@ -1,0 +1,186 @@
+"""One file of a trace: names, dtypes and shapes of its tensors, and a header checked against them.
+
+Shapes: T tokens of a text, P of its prompt, K largest probabilities, L layers, H target hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dspark_convert.checkpoint.header import TensorEntry, read_header
+from dspark_convert.checkpoint.jsonfile import parse_json
+from dspark_convert.errors import DSparkError, Finding, Findings
+from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD
+from dspark_convert.schemas.trace import FeatureDtype, TraceHeader, TraceSequenceEntry
+
+METADATA_KEY = "dspark_trace"
+
+STORED_DTYPES: Mapping[FeatureDtype, str] = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+}
+"""What safetensors calls a dtype."""
+
+RECORD_AGAIN = "record the trace again, or copy it again"
+
+_MAX_FINDINGS = 20
+
+
+class TraceError(DSparkError):
+    """A trace cannot be trusted, or not be used for what is asked of it."""
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """One file whose header was checked against its tensors."""
+
+    path: Path
+    header: TraceHeader
+
+
+def open_trace_file(path: Path) -> TraceFile:
+    """Read the header of one file and check it; see ``trace.open_trace`` for what it raises."""
+    stored = read_header(path)
+    if METADATA_KEY not in stored.metadata:
+        raise trace_error(
+            "trace-foreign",
+            "this safetensors file is not a trace",
+            file=path.name,
+            key=METADATA_KEY,
+            hint="make one with dspark-verify record or import-vllm",
+        )
+    header = _parse_header(stored.metadata[METADATA_KEY], path.name)
+    _check_inventory(header, stored.entries, path.name)
+    return TraceFile(path, header)
+
+
+def sequence_prefix(index: int) -> str:
+    """What the names of the tensors of one sequence start with."""
+    return f"seq.{index:05d}."
+
+
+def sequence_tensors(
+    header: TraceHeader, entry: TraceSequenceEntry
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name, dtype (as safetensors calls it) and shape of the tensors of one sequence."""
+    length, layers, hidden = entry.num_tokens, len(header.layer_ids), header.target.hidden_size
+    generated, largest = length - entry.first_generated, header.top_log_probs
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+        "token_ids": ("I64", (length,)),
+        "features": (STORED_DTYPES[header.feature_dtype], (length, layers, hidden)),
+    }
+    if header.has_log_probs:
+        tensors["log_probs"] = ("F32", (generated,))
+    if header.has_argmax:
+        tensors["argmax_ids"] = ("I64", (generated,))
+        tensors["top2_gap"] = ("F32", (generated,))
+    if largest:
+        tensors["top_ids"] = ("I32", (generated, largest))
+        tensors["top_log_probs"] = ("F32", (generated, largest))
+        tensors["tail_mass"] = ("F32", (generated,))
+    return tensors
+
+
+def trace_error(code: str, message: str, **where: Any) -> TraceError:
+    """A refusal with one finding; ``where`` are further fields of it."""
+    return TraceError(Finding(code=code, message=message, **where))
+
+
+def not_finite(what: str, sequence_id: str) -> TraceError:
+    """The refusal of a target that overflowed."""
+    return trace_error(
+        "trace-not-finite",
+        f"the target's {what} of sequence {sequence_id} hold NaN or infinity",
+        hint="run the target in bfloat16 or float32",
+    )
+
+
+def _parse_header(text: str, file: str) -> TraceHeader:
+    document = parse_json(text.encode("utf-8", "surrogatepass"), file=file)
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if isinstance(version, int) and version > 1:
+        raise trace_error(
+            "trace-version-unsupported",
+            "the trace was written by a newer version of this tool",
+            file=file,
+            expected="schema_version 1",
+            found=str(version),
+            hint="update dspark-convert",
+        )
+    try:
+        return TraceHeader.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise trace_error(
+            "trace-header-invalid",
+            f"the header is not that of a trace: {first['msg']}",
+            file=file,
+            key=".".join(map(str, first["loc"]))[:120] or None,
+            hint=RECORD_AGAIN,
+        ) from None
+
+
+def _check_inventory(header: TraceHeader, stored: Sequence[TensorEntry], file: str) -> None:
+    """The tensors of the file are exactly those that its header announces."""
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for index, entry in enumerate(header.sequences):
+        for name, spec in sequence_tensors(header, entry).items():
+            wanted[sequence_prefix(index) + name] = spec
+    flags = {EMBEDDING: header.has_embedding, LM_HEAD: header.has_lm_head}
+    borrowed = {name for name, present in flags.items() if present}
+    found = {entry.name: entry for entry in stored}
+    findings = Findings()
+    for name in [*wanted, *sorted(borrowed)]:
+        if name not in found:
+            _report(findings, "trace-tensor-missing", "the header announces it", file, name)
+    for name, tensor in found.items():
+        if name in borrowed:
+            _check_borrowed(tensor, header, file, findings)
+        elif name not in wanted:
+            _report(findings, "trace-tensor-unexpected", "the header lacks it", file, name)
+        elif (tensor.dtype, tensor.shape) != wanted[name]:
+            text = "it is not what the header says"
+            expected = _describe(*wanted[name])
+            _report(findings, "trace-tensor-mismatch", text, file, name, expected, tensor)
+    if errors := findings.of("error"):
+        raise TraceError(*errors[:_MAX_FINDINGS])
+
+
+def _check_borrowed(
+    tensor: TensorEntry, header: TraceHeader, file: str, findings: Findings
+) -> None:
+    hidden = header.target.hidden_size
+    if tensor.dtype not in FLOATS or len(tensor.shape) != 2 or tensor.shape[1] != hidden:
+        text = "it cannot be a matrix of the target"
+        expected = f"a float dtype [rows, {hidden}]"
+        _report(findings, "trace-tensor-mismatch", text, file, tensor.name, expected, tensor)
+
+
+def _report(
+    findings: Findings,
+    code: str,
+    text: str,
+    file: str,
+    tensor: str,
+    expected: str | None = None,
+    found: TensorEntry | None = None,
+) -> None:
+    findings.error(
+        code,
+        f"a tensor does not fit the header of the trace: {text}",
+        file=file,
+        tensor=tensor,
+        expected=expected,
+        found=None if found is None else _describe(found.dtype, found.shape),
+        hint=RECORD_AGAIN,
+    )
+
+
+def _describe(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype} {list(shape)}"

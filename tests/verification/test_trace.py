@@ -1,0 +1,536 @@
+"""Traces on disk: written whole or not at all, read back exactly, and never trusted."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import signal
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+
+from dspark_convert.checkpoint.folder import open_checkpoint
+from dspark_convert.checkpoint.interrupts import Interrupted
+from dspark_convert.errors import CheckpointError, DSparkError, OutputError
+from dspark_convert.formats.target import find_target_weights
+from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
+from dspark_convert.schemas.published import schema_of
+from dspark_convert.verification.trace import (
+    Trace,
+    TraceError,
+    TraceSequence,
+    open_trace,
+    require_draft,
+    require_layers,
+    require_target,
+)
+from dspark_convert.verification.trace_file import METADATA_KEY
+from dspark_convert.verification.trace_writer import staged_trace, trace_nbytes
+from tests.runtime.helpers import GOLDEN, make_config
+
+from .traces import VERIFIER, header_document, make_header, make_sequence, write_trace
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.safetensors"
+
+
+def assert_same(found: TraceSequence, wanted: TraceSequence) -> None:
+    for name, value in vars(wanted).items():
+        other = getattr(found, name)
+        if isinstance(value, torch.Tensor):
+            assert other.dtype == value.dtype, name
+            assert torch.equal(other, value), name
+        else:
+            assert other == value, name
+
+
+def codes(error: pytest.ExceptionInfo[DSparkError]) -> set[str]:
+    return {finding.code for finding in error.value.findings}
+
+
+def rewrite(path: Path, edit: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]) -> None:
+    """Edit the tensors and the header of a trace with the library, which checks nothing of ours."""
+    tensors = load_file(path)
+    header = open_trace(path).header.model_dump(mode="json")
+    edit(tensors, header)
+    save_file(tensors, path, {METADATA_KEY: json.dumps(header)})
+
+
+def test_reading_gives_back_what_was_written(path: Path) -> None:
+    header = make_header()
+    written = write_trace(path, header)
+    trace = open_trace(path)
+    assert trace.header == header
+    assert len(trace) == 2
+    for found, wanted in zip(trace, written, strict=True):
+        assert_same(found, wanted)
+    assert trace.stand_ins() == {}
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    hidden=st.integers(1, 5),
+    largest=st.integers(0, 5),
+    argmax=st.booleans(),
+    log_probs=st.booleans(),
+    lengths=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8)), min_size=1, max_size=4),
+)
+def test_the_file_is_what_the_safetensors_library_writes(
+    tmp_path: Path,
+    dtype: str,
+    hidden: int,
+    largest: int,
+    argmax: bool,
+    log_probs: bool,
+    lengths: list[tuple[int, int]],
+) -> None:
+    path, other = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    path.unlink(missing_ok=True)
+    header = make_header(
+        target={**header_document()["target"], "hidden_size": hidden},
+        feature_dtype=dtype,
+        top_log_probs=largest,
+        top_temperature=1.0 if largest else None,
+        has_argmax=argmax,
+        has_log_probs=log_probs,
+        sequences=[
+            {"id": str(index), "num_tokens": prompt + text, "first_generated": prompt}
+            for index, (prompt, text) in enumerate(lengths)
+        ],
+    )
+    written = write_trace(path, header)
+    for found, wanted in zip(open_trace(path), written, strict=True):
+        assert_same(found, wanted)
+    save_file(load_file(path), other, {METADATA_KEY: header.model_dump_json()})
+    assert path.read_bytes() == other.read_bytes()
+    data = sum(tensor.nbytes for tensor in load_file(path).values())
+    assert trace_nbytes(header, {}) == data
+
+
+def test_the_writer_keeps_no_sequence(path: Path) -> None:
+    header = make_header()
+    with staged_trace(path, header, {}, overwrite=False) as writer:
+        sequence = make_sequence(header, header.sequences[0])
+        features = weakref.ref(sequence.features)
+        writer.add(sequence)
+        del sequence
+        gc.collect()
+        assert features() is None
+
+
+def test_borrowed_tensors_are_the_bytes_of_the_target(path: Path) -> None:
+    weights = find_target_weights(VERIFIER)
+    borrowed = {EMBEDDING: weights.embed_tokens, LM_HEAD: weights.lm_head}
+    header = make_header(
+        target={**header_document()["target"], "hidden_size": 64},
+        has_embedding=True,
+        has_lm_head=True,
+        feature_dtype="bfloat16",
+    )
+    with staged_trace(path, header, borrowed, overwrite=False) as writer:
+        for entry in header.sequences:
+            writer.add(make_sequence(header, entry))
+    trace, stored = open_trace(path), load_file(VERIFIER / "model.safetensors")
+    embedding, lm_head = trace.embedding(), trace.lm_head()
+    assert embedding is not None
+    assert lm_head is not None
+    assert torch.equal(embedding, stored["model.embed_tokens.weight"])
+    assert torch.equal(lm_head, stored["lm_head.weight"])
+    assert trace.stand_ins().keys() == {EMBEDDING, LM_HEAD}
+    assert trace_nbytes(header, borrowed) == sum(t.nbytes for t in load_file(path).values())
+
+
+def test_features_come_in_the_order_asked_for(path: Path) -> None:
+    (sequence, _) = write_trace(path, make_header())
+    found = open_trace(path).sequence(0).features_of((3, -1))
+    assert torch.equal(found, torch.cat((sequence.features[:, 2], sequence.features[:, 0]), 1))
+    with pytest.raises(TraceError, match="trace-layers-missing") as error:
+        sequence.features_of((0, 1, 2))
+    assert "missing [0, 2]" in str(error.value)
+
+
+def test_the_header_validates_against_the_published_schema(path: Path) -> None:
+    write_trace(path, make_header())
+    document = open_trace(path).header.model_dump(mode="json")
+    Draft202012Validator(schema_of("trace-header")).validate(document)
+
+
+# What goes wrong while writing
+
+
+def test_after_an_error_nothing_is_left(tmp_path: Path, path: Path) -> None:
+    header = make_header()
+
+    def break_off() -> None:
+        with staged_trace(path, header, {}, overwrite=False) as writer:
+            writer.add(make_sequence(header, header.sequences[0]))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        break_off()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_ends_writing_and_leaves_nothing(tmp_path: Path, path: Path) -> None:
+    header = make_header()
+
+    def be_told_to_end() -> None:
+        with staged_trace(path, header, {}, overwrite=False) as writer:
+            writer.add(make_sequence(header, header.sequences[0]))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        be_told_to_end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_output_needs_overwrite_and_must_be_a_trace(path: Path) -> None:
+    header = make_header()
+    write_trace(path, header)
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match="output-exists"):
+        write_trace(path, header)
+    assert path.read_bytes() == before
+    shorter = make_header(sequences=header_document()["sequences"][:1])
+    with staged_trace(path, shorter, {}, overwrite=True) as writer:
+        writer.add(make_sequence(shorter, shorter.sequences[0]))
+    assert len(open_trace(path)) == 1
+    for content in (b"notes", (VERIFIER / "model.safetensors").read_bytes()):
+        path.write_bytes(content)
+        with (
+            pytest.raises(OutputError, match="output-not-ours"),
+            staged_trace(path, header, {}, overwrite=True),
+        ):
+            pass
+        assert path.read_bytes() == content
+
+
+def test_an_output_that_appears_meanwhile_is_kept(tmp_path: Path, path: Path) -> None:
+    header = make_header()
+
+    def interfere() -> None:
+        with staged_trace(path, header, {}, overwrite=False) as writer:
+            for entry in header.sequences:
+                writer.add(make_sequence(header, entry))
+            path.write_text("mine")
+
+    with pytest.raises(OutputError, match="output-exists"):
+        interfere()
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert path.read_text() == "mine"
+
+
+def test_two_runs_cannot_write_one_output_and_an_orphan_is_taken_over(
+    tmp_path: Path, path: Path
+) -> None:
+    staged = tmp_path / f".{path.name}.dspark-tmp"
+    with staged.open("wb") as held:
+        held.write(b"x" * 1_000_000)
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(OutputError, match="output-busy"):
+            write_trace(path, make_header())
+        assert staged.stat().st_size == 1_000_000
+    write_trace(path, make_header())
+    assert not staged.exists()
+    assert len(open_trace(path)) == 2
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path, path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    staged = tmp_path / f".{path.name}.dspark-tmp"
+    for plant in (staged.symlink_to, staged.hardlink_to):
+        plant(victim)
+        with pytest.raises(OutputError, match=r"output-busy|output-not-writable"):
+            write_trace(path, make_header())
+        assert victim.read_text() == "precious"
+        staged.unlink()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_target_that_overflowed_is_refused(tmp_path: Path, path: Path, bad: float) -> None:
+    header = make_header()
+    sequence = make_sequence(header, header.sequences[0])
+    sequence.features[2, 1, 3] = bad
+    with (
+        pytest.raises(TraceError, match="trace-not-finite"),
+        staged_trace(path, header, {}, overwrite=False) as writer,
+    ):
+        writer.add(sequence)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_folder_and_full_disk(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OutputError, match="output-parent-missing"):
+        write_trace(tmp_path / "no" / "trace.safetensors", make_header())
+    usage = type("Usage", (), {"free": 10})
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
+    with pytest.raises(OutputError, match="disk-full"):
+        write_trace(path, make_header())
+
+
+# What is wrong with a file
+
+
+def test_a_truncated_trace_is_refused(path: Path) -> None:
+    write_trace(path, make_header())
+    whole = path.read_bytes()
+    for length in (len(whole) - 1, len(whole) // 2, 20, 4, 0):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="file-truncated"):
+            open_trace(path)
+
+
+def test_other_files_are_no_traces(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="trace-foreign"):
+        open_trace(VERIFIER / "model.safetensors")
+    with pytest.raises(TraceError, match="trace-missing"):
+        open_trace(tmp_path)
+    with pytest.raises(CheckpointError, match="file-missing"):
+        open_trace(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "bad-json"),
+        ("[" * 100_000, "bad-json"),
+        ('{"schema_version": NaN}', "bad-json"),
+        ("[]", "trace-header-invalid"),
+        ("{}", "trace-header-invalid"),
+        ('{"schema_version": 2}', "trace-version-unsupported"),
+        ('{"schema_version": true}', "trace-header-invalid"),
+    ],
+)
+def test_hostile_metadata_is_refused(path: Path, text: str, code: str) -> None:
+    save_file({"x": torch.zeros(1)}, path, {METADATA_KEY: text})
+    with pytest.raises(DSparkError, match=code):
+        open_trace(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"unknown": 1},
+        {"layer_ids": [1, -1, 3]},
+        {"layer_ids": [1, 1]},
+        {"layer_ids": [4]},
+        {"layer_ids": [-2]},
+        {"layer_ids": []},
+        {"top_log_probs": 51},
+        {"top_log_probs": 0},
+        {"top_temperature": None},
+        {"max_new_tokens": 0},
+        {"max_new_tokens": 4},
+        {"text_origin": "elsewhere"},
+        {"sampling": {"temperature": -1.0, "top_k": None, "top_p": None}},
+        {"sequences": []},
+        {"sequences": [{"id": "a", "num_tokens": 3, "first_generated": 3}]},
+        {"sequences": [{"id": "a", "num_tokens": 3, "first_generated": 0}]},
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused(path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        make_header(**changes)
+    write_trace(path, make_header())
+    rewrite(path, lambda tensors, header: header.update(changes))
+    with pytest.raises(TraceError, match="trace-header-invalid"):
+        open_trace(path)
+
+
+def drop(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    del tensors["seq.00001.features"]
+
+
+def add(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    tensors["seq.00002.features"] = torch.zeros(3)
+
+
+def widen(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    tensors["seq.00000.token_ids"] = tensors["seq.00000.token_ids"].int()
+
+
+def reshape(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    tensors["seq.00000.features"] = tensors["seq.00000.features"].flatten(1)
+
+
+def enlarge(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    header["target"]["hidden_size"] = 10**18
+
+
+def forget_layer(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    header["layer_ids"] = [-1, 1]
+
+
+def promise_head(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    header["has_lm_head"] = True
+
+
+def misfit_head(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    header["has_lm_head"] = True
+    tensors["lm_head.weight"] = torch.zeros(50, 7)
+
+
+def whole_head(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    header["has_lm_head"] = True
+    tensors["lm_head.weight"] = torch.zeros(50, 6, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("edit", "code"),
+    [
+        (drop, "trace-tensor-missing"),
+        (add, "trace-tensor-unexpected"),
+        (widen, "trace-tensor-mismatch"),
+        (reshape, "trace-tensor-mismatch"),
+        (enlarge, "trace-tensor-mismatch"),
+        (forget_layer, "trace-tensor-mismatch"),
+        (promise_head, "trace-tensor-missing"),
+        (misfit_head, "trace-tensor-mismatch"),
+        (whole_head, "trace-tensor-mismatch"),
+    ],
+)
+def test_tensors_must_be_those_of_the_header(path: Path, edit: Any, code: str) -> None:
+    write_trace(path, make_header())
+    rewrite(path, edit)
+    with pytest.raises(TraceError) as error:
+        open_trace(path)
+    assert codes(error) == {code}
+    assert all(finding.tensor for finding in error.value.findings)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "argmax_ids", "top_ids"])
+@pytest.mark.parametrize("value", [-1, 50])
+def test_ids_outside_the_vocabulary_are_refused(path: Path, name: str, value: int) -> None:
+    write_trace(path, make_header())
+    rewrite(path, lambda tensors, header: tensors[f"seq.00001.{name}"].view(-1)[1:2].fill_(value))
+    trace = open_trace(path)
+    trace.sequence(0)
+    with pytest.raises(TraceError, match="trace-token-unknown") as error:
+        trace.sequence(1)
+    assert error.value.findings[0].tensor == f"seq.00001.{name}"
+
+
+def test_a_sampled_text_must_be_whole_and_a_given_one_need_not(path: Path, tmp_path: Path) -> None:
+    write_trace(path, make_header())
+    rewrite(path, lambda tensors, header: tensors["seq.00001.token_ids"][-1:].fill_(1))
+    trace = open_trace(path)
+    trace.sequence(0)
+    with pytest.raises(TraceError, match="trace-text-incomplete"):
+        trace.sequence(1)
+    rewrite(path, lambda tensors, header: header.update(text_origin="given"))
+    assert len(list(open_trace(path))) == 2
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_text_is_whole_to_the_token(path: Path, missing: int) -> None:
+    entry = {"id": "a", "num_tokens": 3 + 8 - missing, "first_generated": 3}
+    write_trace(path, make_header(sequences=[entry], stop_token_ids=[]))
+    trace = open_trace(path)
+    if not missing:
+        assert len(trace.sequence(0).token_ids) == 11
+        return
+    with pytest.raises(TraceError, match="trace-text-incomplete"):
+        trace.sequence(0)
+
+
+# Sets
+
+
+def test_files_of_one_run_are_a_set(tmp_path: Path) -> None:
+    first = write_trace(tmp_path / "a.safetensors", make_header())
+    second = write_trace(tmp_path / "b.safetensors", make_header(seed=1), seed=9)
+    for trace in (
+        open_trace(tmp_path),
+        open_trace(tmp_path / "a.safetensors", tmp_path / "b.safetensors"),
+    ):
+        assert [entry.id for entry in trace.header.sequences] == ["a", "b", "a", "b"]
+        for found, wanted in zip(trace, [*first, *second], strict=True):
+            assert_same(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("sampling", {"sampling": {"temperature": 0.5, "top_k": None, "top_p": None}}),
+        ("target", {"target": {**header_document()["target"], "config_sha256": "d" * 64}}),
+        ("layer_ids", {"layer_ids": [-1, 0, 3]}),
+        ("text_origin", {"text_origin": "given"}),
+    ],
+)
+def test_files_of_different_runs_are_no_set(
+    tmp_path: Path, key: str, changes: dict[str, Any]
+) -> None:
+    write_trace(tmp_path / "a.safetensors", make_header())
+    write_trace(tmp_path / "b.safetensors", make_header(**changes))
+    with pytest.raises(TraceError, match="trace-set-mixed") as error:
+        open_trace(tmp_path)
+    assert error.value.findings[0].key == key
+
+
+# What a trace is used for
+
+
+def trace_of(path: Path, **changes: Any) -> Trace:
+    write_trace(path, make_header(**changes))
+    return open_trace(path)
+
+
+def test_another_target_is_refused(path: Path) -> None:
+    weights = find_target_weights(VERIFIER)
+    sha256 = open_checkpoint(VERIFIER).config_sha256
+    trace = trace_of(path, target={**header_document()["target"], "config_sha256": sha256})
+    require_target(trace, weights)
+    require_target(trace, sha256)
+    for other in (find_target_weights(GOLDEN / "verifier_bf16"), "d" * 64):
+        with pytest.raises(TraceError, match="trace-other-target"):
+            require_target(trace, other)
+
+
+def test_missing_layers_are_named(path: Path) -> None:
+    trace = trace_of(path)
+    require_layers(trace, (3, -1))
+    with pytest.raises(TraceError, match=r"trace-layers-missing.*missing \[0, 2\]"):
+        require_layers(trace, (0, 1, 2))
+
+
+def test_a_draft_must_fit_the_trace(path: Path) -> None:
+    trace = trace_of(path)
+    draft = make_config(
+        vocab_size=50,
+        draft_vocab_size=50,
+        hidden_size=6,
+        target_layer_ids=(1, 3),
+        layout="bonus_anchor",
+        block_size=3,
+    )
+    require_draft(trace, draft)
+    for changes, code in (
+        ({"target_layer_ids": (0, 1)}, "trace-layers-missing"),
+        ({"block_size": 4}, "trace-too-short"),
+        ({"target_hidden_size": 7}, "target-hidden-size-mismatch"),
+        ({"vocab_size": 40}, "target-vocabulary-mismatch"),
+        ({"target_layer_ids": (1, 9)}, "layer-ids-invalid"),
+    ):
+        with pytest.raises(TraceError) as error:
+            require_draft(trace, draft.model_copy(update=changes))
+        assert codes(error) == {code}

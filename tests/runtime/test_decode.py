@@ -1,0 +1,476 @@
+"""The speculative loop: equal to the plain loop, in batches, with the field's counting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dspark_convert.errors import DraftError, UsageError
+from dspark_convert.runtime.decode import decode, decode_plain
+from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation
+from dspark_convert.runtime.rejection import compute_acceptance, compute_residual
+from dspark_convert.runtime.target import Target
+
+from .helpers import (
+    VARIANTS,
+    ChainTarget,
+    bigram_pair,
+    chain_pair,
+    golden_draft,
+    golden_target,
+    make_config,
+    make_draft,
+    random_prompts,
+)
+
+LAYOUTS = ("anchor_first", "bonus_anchor")
+
+
+def accepted_counts(results: Sequence[DecodeResult]) -> list[list[int]]:
+    return [[round_.accepted for round_ in result.rounds] for result in results]
+
+
+def assert_lossless(
+    target: Target, draft: DraftModel, prompts: list[list[int]], options: DecodeOptions
+) -> tuple[DecodeResult, ...]:
+    """Batch, batches of one and the plain loop give the same tokens and rounds."""
+    results = decode(target, draft, prompts, options)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == decode_plain(target, prompt, options)
+        (alone,) = decode(target, draft, [prompt], options)
+        assert alone.token_ids == result.token_ids
+        assert accepted_counts([alone]) == accepted_counts([result])
+        assert [r.proposed_ids for r in alone.rounds] == [r.proposed_ids for r in result.rounds]
+    return results
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_output_of_golden_drafts_is_the_plain_output(variant: str) -> None:
+    prompts = random_prompts(320, (1, 3, 17, 8))
+    assert_lossless(
+        golden_target(), golden_draft(variant), prompts, DecodeOptions(max_new_tokens=12)
+    )
+
+
+@pytest.mark.parametrize("sliding_window", [None, 6])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_that_accept_differently_keep_the_right_caches(
+    layout: str, sliding_window: int | None
+) -> None:
+    target, draft = bigram_pair(layout=layout, sliding_window=sliding_window)
+    prompts = random_prompts(64, (1, 4, 9, 20, 13))
+    results = assert_lossless(target, draft, prompts, DecodeOptions(max_new_tokens=40))
+    counts = accepted_counts(results)
+    assert {0, 1, 2} <= set(itertools.chain(*counts))
+    assert len({len(rounds) for rounds in counts}) > 1
+
+
+def test_the_draft_sees_the_context_of_accepted_positions_only() -> None:
+    """Rounds replay: the draft without a cache proposes the same from the text's own features."""
+    target, draft = bigram_pair()
+    (prompt,) = random_prompts(64, (7,))
+    (result,) = decode(target, draft, [prompt], DecodeOptions(max_new_tokens=30))
+    text = [*prompt, result.token_ids[0]]
+    for round_ in result.rounds:
+        assert round_.anchor_position == len(text) - 1
+        session = target.start(draft.config.target_layer_ids)
+        features = session.prefill(torch.tensor([text[:-1]]), [len(text) - 1]).features[0]
+        assert draft.propose_block(features, text[-1]).target_ids.tolist() == list(
+            round_.proposed_ids
+        )
+        text.extend(round_.committed_ids)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sessions_hold_the_committed_tokens_before_the_anchor(layout: str) -> None:
+    target, draft = chain_pair(6, layout=layout)
+    prompts = random_prompts(6, (2, 5, 3))
+    seen: list[list[list[int]]] = []
+
+    def observe(observation: Observation) -> None:
+        seen.append([list(row) for row in target.session.seen])
+
+    results = decode(target, draft, prompts, DecodeOptions(max_new_tokens=20), observer=observe)
+    assert seen[0] == prompts
+    for number, rows in enumerate(seen[1:]):
+        running = [i for i, result in enumerate(results) if len(result.rounds) > number]
+        for row, index in zip(rows, running, strict=True):
+            round_ = results[index].rounds[number]
+            text = [*prompts[index], *results[index].token_ids]
+            start = round_.anchor_position
+            assert row[: start + 1] == text[: start + 1]
+            assert row[start + 1 :] == list(round_.proposed_ids)
+
+
+def test_counting_is_the_fields() -> None:
+    """A draft that is always right: four tokens and a bonus in every round."""
+    target, draft = chain_pair(9, noise=0.0)
+    for limit in range(1, 13):
+        (result,) = decode(target, draft, [[3, 1]], DecodeOptions(max_new_tokens=limit))
+        assert len(result.rounds) == math.ceil(limit / 5)
+        assert result.committed == 5 * len(result.rounds)
+        assert accepted_counts([result]) == [[4] * len(result.rounds)]
+        assert result.token_ids == decode_plain(target, [3, 1], DecodeOptions(max_new_tokens=limit))
+        assert len(result.token_ids) == limit
+        assert [r.anchor_position for r in result.rounds] == [
+            2 + 5 * number for number in range(len(result.rounds))
+        ]
+
+
+def successor_pair(vocab: int) -> tuple[ChainTarget, DraftModel]:
+    """The next token is the last plus one; the draft knows."""
+    _, draft = chain_pair(vocab, noise=0.0)
+    logits = 20 * torch.eye(vocab).roll(1, dims=1)
+    assert draft.markov_head is not None
+    draft.markov_head.markov_w2.weight.copy_(logits.T)
+    return ChainTarget(logits), draft
+
+
+@pytest.mark.parametrize(
+    ("stop", "accepted", "committed", "early"),
+    [
+        (3, [], 0, None),
+        (4, [1], 1, True),
+        (6, [3], 3, True),
+        (7, [4], 4, True),
+        (8, [4], 5, False),
+        (9, [4, 1], 6, True),
+    ],
+)
+def test_stop_tokens(stop: int, accepted: list[int], committed: int, early: bool | None) -> None:
+    """Prompt 2: the prefill gives 3, a round 4 5 6 7 and the bonus 8, the next 9 10 11 12, 13."""
+    target, draft = successor_pair(20)
+    options = DecodeOptions(max_new_tokens=30, stop_token_ids=frozenset({stop}))
+    (result,) = decode(target, draft, [[2]], options)
+    assert accepted_counts([result]) == [accepted]
+    assert result.committed == committed
+    assert result.token_ids == tuple(range(3, stop + 1))
+    assert result.token_ids == decode_plain(target, [2], options)
+    assert [r.stopped_early for r in result.rounds[-1:]] == ([] if early is None else [early])
+    # 20 against 0 in the logits: drawn tokens are the greedy ones.
+    sampled = decode(
+        target,
+        draft,
+        [[2]],
+        replace(options, temperature=1.0),
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert sampled[0].token_ids == result.token_ids
+    assert accepted_counts(sampled) == [accepted]
+
+
+def test_rows_finish_independently() -> None:
+    target, draft = successor_pair(20)
+    options = DecodeOptions(max_new_tokens=30, stop_token_ids=frozenset({15}))
+    results = decode(target, draft, [[14], [2], [9, 13], [0, 0, 7]], options)
+    assert [result.token_ids[-1] for result in results] == [15] * 4
+    assert [len(result.token_ids) for result in results] == [1, 13, 2, 8]
+    assert results[0].rounds == ()
+
+
+def test_fewer_speculative_tokens_cut_the_proposal() -> None:
+    target, draft = chain_pair(9, noise=0.0)
+    options = DecodeOptions(max_new_tokens=12, num_speculative_tokens=2)
+    (result,) = decode(target, draft, [[3]], options)
+    assert accepted_counts([result]) == [[2] * 4]
+    assert {len(round_.proposed_ids) for round_ in result.rounds} == {2}
+
+
+def test_confidence_threshold_cuts_the_proposal_and_may_empty_it() -> None:
+    for layout in LAYOUTS:
+        target, draft = bigram_pair(layout=layout)
+        prompts = random_prompts(64, (3, 8))
+        every = DecodeOptions(max_new_tokens=30)
+        confidences = [
+            value
+            for result in decode(target, draft, prompts, every)
+            for round_ in result.rounds
+            for value in round_.confidence or ()
+        ]
+        threshold = sorted(confidences)[len(confidences) // 2]
+        options = replace(every, confidence_threshold=threshold)
+        results = assert_lossless(target, draft, prompts, options)
+        rounds = [round_ for result in results for round_ in result.rounds]
+        assert len({len(round_.proposed_ids) for round_ in rounds}) > 2
+        for round_ in rounds:
+            assert round_.confidence is not None
+            assert len(round_.confidence) == len(round_.proposed_ids)
+            assert all(value >= threshold for value in round_.confidence)
+        empty = decode(target, draft, prompts, replace(every, confidence_threshold=1.0))
+        assert all(
+            (round_.proposed_ids, round_.accepted, len(round_.committed_ids)) == ((), 0, 1)
+            for result in empty
+            for round_ in result.rounds
+        )
+
+
+def random_pair(head: str, layout: str, reduced: bool) -> tuple[ChainTarget, DraftModel]:
+    """A chain over four tokens and a random draft for it."""
+    target, _ = chain_pair(4, seed=2)
+    config = make_config(
+        vocab_size=4,
+        draft_vocab_size=3 if reduced else 4,
+        mask_token_id=0,
+        target_hidden_size=4,
+        markov_head_type=head,
+        markov_rank=3,
+        layout=layout,
+        block_size=3,
+    )
+    return target, make_draft(config, table=[0, 1, 1] if reduced else None)
+
+
+def chain_law(target: ChainTarget, prompt: int, temperature: float, length: int) -> torch.Tensor:
+    """P(first ``length`` tokens), [V, ..., V]."""
+    p = (target.logits / temperature).softmax(-1)
+    law = p[prompt]
+    for _ in range(length - 1):
+        law = law[..., None] * p
+    return law
+
+
+def statistic_of(results: Sequence[DecodeResult], law: torch.Tensor) -> tuple[float, float]:
+    """Chi-square of the first tokens against a law, and five standard deviations above its mean."""
+    counts = torch.zeros_like(law)
+    for result in results:
+        counts[result.token_ids[: law.dim()]] += 1
+    wanted = len(results) * law
+    freedom = law.numel() - 1
+    return (
+        float(((counts - wanted) ** 2 / wanted).sum()),
+        freedom + 5 * math.sqrt(2 * freedom),
+    )
+
+
+@pytest.mark.parametrize("draft_sampling", ["sample", "greedy"])
+@pytest.mark.parametrize(
+    ("head", "layout", "reduced"),
+    [
+        ("vanilla", "anchor_first", False),
+        ("gated", "bonus_anchor", False),
+        ("rnn", "bonus_anchor", True),
+        ("rnn", "anchor_first", False),
+    ],
+)
+def test_sampled_text_follows_the_target(
+    head: str, layout: str, reduced: bool, draft_sampling: str
+) -> None:
+    target, draft = random_pair(head, layout, reduced)
+    options = DecodeOptions(max_new_tokens=3, temperature=1.5, draft_sampling=draft_sampling)  # type: ignore[arg-type]
+    results = decode(
+        target, draft, [[1]] * 3000, options, generator=torch.Generator().manual_seed(7)
+    )
+    law = chain_law(target, 1, 1.5, 3)
+    statistic, limit = statistic_of(results, law)
+    assert statistic < limit
+    colder, limit = statistic_of(results, chain_law(target, 1, 1.2, 3))
+    assert colder > limit
+    accepted = [count for counts in accepted_counts(results) for count in counts]
+    assert 0 < sum(accepted) < draft.config.num_speculative_tokens * len(accepted)
+
+
+def test_confidence_cuts_leave_the_sampled_law_alone() -> None:
+    target, draft = random_pair("vanilla", "anchor_first", False)
+    assert draft.confidence_head is not None
+    draft.confidence_head.proj.bias.add_(1.0)
+    options = DecodeOptions(max_new_tokens=3, temperature=1.5, confidence_threshold=0.5)
+    results = decode(
+        target, draft, [[1]] * 3000, options, generator=torch.Generator().manual_seed(8)
+    )
+    statistic, limit = statistic_of(results, chain_law(target, 1, 1.5, 3))
+    assert statistic < limit
+    assert len({len(r.proposed_ids) for result in results for r in result.rounds}) > 1
+
+
+@pytest.mark.parametrize("draft_sampling", ["sample", "greedy"])
+@pytest.mark.parametrize("variant", ["spec_gated_reduced_1plusN_bf16", "dense_rnn_bf16"])
+def test_observer_sees_the_p_and_q_that_decided(variant: str, draft_sampling: str) -> None:
+    target, draft = golden_target(), golden_draft(variant)
+    observations: list[Observation] = []
+    options = DecodeOptions(
+        max_new_tokens=10,
+        temperature=0.8,
+        top_k=40,
+        top_p=0.9,
+        draft_sampling=draft_sampling,  # type: ignore[arg-type]
+    )
+    prompts = random_prompts(320, (4, 9))
+    results = decode(
+        target,
+        draft,
+        prompts,
+        options,
+        generator=torch.Generator().manual_seed(0),
+        observer=observations.append,
+    )
+    assert observations[0].draft_ids.shape == (2, 0)
+    assert observations[0].anchor_positions == (3, 8)
+    assert observations[0].next_token_ids.tolist() == [r.token_ids[0] for r in results]
+    rounds = 0
+    for observation in observations[1:]:
+        p, q = observation.target_probabilities, observation.draft_probabilities
+        assert p is not None
+        assert q is not None
+        rounds += len(observation.prompts)
+        reachable = torch.zeros(320, dtype=torch.bool)
+        reachable[draft.vocabulary.target_ids] = True
+        assert bool((q[..., ~reachable] == 0).all())
+        assert bool(((p > 0).sum(-1) <= 40).all())
+        chance = q.gather(-1, observation.draft_ids[..., None])
+        assert bool((chance > 0).all())
+        p_at, q_at = p[:, :-1].double(), q.double()
+        stands = q_at * compute_acceptance(p_at, q_at)
+        residual = compute_residual(p_at, q_at)
+        law = stands + (1 - stands.sum(-1, keepdim=True)) * residual / residual.sum(
+            -1, keepdim=True
+        )
+        assert float((law - p_at).abs().max()) < 1e-6
+    assert rounds == sum(len(result.rounds) for result in results)
+
+
+def test_greedy_observations_hold_the_logits_of_committed_tokens() -> None:
+    target, draft = bigram_pair()
+    observations: list[Observation] = []
+    (result,) = decode(
+        target,
+        draft,
+        random_prompts(64, (5,)),
+        DecodeOptions(max_new_tokens=20),
+        observer=observations.append,
+    )
+    committed = [
+        int(observation.target_logits[0, k].argmax())
+        for observation in observations
+        for k in range(int(observation.accepted[0]) + 1)
+    ]
+    assert tuple(committed[: len(result.token_ids)]) == result.token_ids
+    assert observations[0].target_probabilities is None
+
+
+def test_results_repeat_with_the_seed() -> None:
+    target, draft = bigram_pair()
+    prompts = random_prompts(64, (5, 2))
+    options = DecodeOptions(max_new_tokens=20, temperature=0.7)
+    runs = [
+        decode(target, draft, prompts, options, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+    assert len(runs[0][0].token_ids) == 20
+
+
+def test_plain_sampling_follows_the_target() -> None:
+    target, _ = chain_pair(4, seed=2)
+    options = DecodeOptions(max_new_tokens=2, temperature=1.5)
+    generator = torch.Generator().manual_seed(0)
+    results = [
+        DecodeResult(decode_plain(target, [1], options, generator=generator), ())
+        for _ in range(2000)
+    ]
+    statistic, limit = statistic_of(results, chain_law(target, 1, 1.5, 2))
+    assert statistic < limit
+
+
+def test_no_prompts_give_no_results() -> None:
+    target, draft = chain_pair(6)
+    assert decode(target, draft, [], DecodeOptions(max_new_tokens=4)) == ()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "changes", "code"),
+    [
+        ([[]], {}, "prompt-empty"),
+        ([[1], [6]], {}, "prompt-token-unknown"),
+        ([[1], [-1]], {}, "prompt-token-unknown"),
+        ([[1]], {"num_speculative_tokens": 5}, "too-many-speculative-tokens"),
+        ([[1]], {"temperature": 1.0}, "generator-required"),
+    ],
+)
+def test_unusable_requests_are_usage_errors(
+    prompts: list[list[int]], changes: dict[str, float], code: str
+) -> None:
+    target, draft = chain_pair(6)
+    with pytest.raises(UsageError) as caught:
+        decode(target, draft, prompts, DecodeOptions(max_new_tokens=4, **changes))  # type: ignore[arg-type]
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_new_tokens": 0},
+        {"max_new_tokens": 1, "num_speculative_tokens": 0},
+        {"max_new_tokens": 1, "confidence_threshold": 1.5},
+        {"max_new_tokens": 1, "temperature": -1.0},
+    ],
+)
+def test_meaningless_options_are_usage_errors(changes: dict[str, float]) -> None:
+    with pytest.raises(UsageError) as caught:
+        DecodeOptions(**changes)  # type: ignore[arg-type]
+    assert caught.value.code == "option-out-of-range"
+
+
+def test_a_threshold_needs_a_confidence_head() -> None:
+    draft = golden_draft("spec_nomarkov_noconf_full_bf16")
+    options = DecodeOptions(max_new_tokens=4, confidence_threshold=0.5)
+    with pytest.raises(UsageError) as caught:
+        decode(golden_target(), draft, [[1]], options)
+    assert caught.value.code == "confidence-head-absent"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"target_hidden_size": 8}, "target-hidden-size-mismatch"),
+        ({"target_layer_ids": (0, 1)}, "layer-ids-invalid"),
+        (
+            {"vocab_size": 5, "draft_vocab_size": 5, "mask_token_id": 0},
+            "target-vocabulary-mismatch",
+        ),
+    ],
+)
+def test_a_draft_of_another_target_is_refused(changes: dict[str, object], code: str) -> None:
+    target, _ = chain_pair(6)
+    config = make_config(
+        **{
+            "vocab_size": 6,
+            "draft_vocab_size": 6,
+            "mask_token_id": 0,
+            "target_hidden_size": 6,
+            **changes,
+        }
+    )
+    with pytest.raises(DraftError) as caught:
+        decode(target, make_draft(config), [[1]], DecodeOptions(max_new_tokens=4))
+    assert caught.value.code == code
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cuda_greedy_output_is_the_plain_output(variant: str) -> None:
+    prompts = random_prompts(320, (1, 3, 17, 8))
+    target = golden_target(torch.float32, "cuda")
+    draft = golden_draft(variant, torch.float32, "cuda")
+    assert_lossless(target, draft, prompts, DecodeOptions(max_new_tokens=12))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_sampling_runs_with_a_cuda_generator(dtype: torch.dtype) -> None:
+    target = golden_target(dtype, "cuda")
+    draft = golden_draft("spec_gated_reduced_1plusN_bf16", dtype, "cuda")
+    prompts = random_prompts(320, (4, 9))
+    options = DecodeOptions(max_new_tokens=20, temperature=1.0, top_p=0.9)
+    runs = [
+        decode(target, draft, prompts, options, generator=torch.Generator("cuda").manual_seed(seed))
+        for seed in (1, 1)
+    ]
+    assert runs[0] == runs[1]
+    assert [len(result.token_ids) for result in runs[0]] == [20, 20]

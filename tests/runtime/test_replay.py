@@ -1,0 +1,156 @@
+"""Replay's draft pass against the chain of the decode loop, one anchor at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dspark_convert.errors import DraftError
+from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.propose import Chain, run_chain
+from dspark_convert.runtime.replay import BlockScores, compute_text_context, score_blocks
+from dspark_convert.runtime.sampling import scale_logits
+from tests.runtime.helpers import VARIANTS, golden_draft, make_config, make_draft
+
+PROMPT, LENGTH = 5, 17
+ANCHORS = range(PROMPT, LENGTH - 1)
+
+
+def make_text(draft: DraftModel, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features [T, F] and tokens [T] of a text that nobody wrote."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(LENGTH, draft.config.feature_size, generator=generator)
+    return features, torch.randint(0, draft.config.vocab_size, (LENGTH,), generator=generator)
+
+
+def score(draft: DraftModel, features: Tensor, tokens: Tensor, **options: object) -> BlockScores:
+    settings = {"target_vocab_size": draft.config.vocab_size, "temperature": 0.7, **options}
+    budget = {key: settings[key] for key in ("memory_budget",) if key in settings}
+    context = compute_text_context(draft, LENGTH, features.__getitem__, **budget)  # type: ignore[arg-type]
+    return score_blocks(draft, context, tokens, ANCHORS, **settings)  # type: ignore[arg-type]
+
+
+def force_chain(draft: DraftModel, features: Tensor, tokens: Tensor, anchor: int) -> Chain:
+    """The decode loop's chain from one anchor, made to choose the text (0 past its end)."""
+    padded = torch.cat((tokens, tokens.new_zeros(draft.config.block_size)))
+    positions = torch.arange(anchor)
+    context = draft.compute_context(features[None, :anchor], positions)
+    hidden = draft(context, tokens[None, anchor : anchor + 1], torch.tensor([[anchor]]))[:, 0]
+    return run_chain(
+        draft,
+        hidden,
+        tokens[anchor : anchor + 1],
+        lambda token, logits: padded[anchor + 1 + token][None],
+    )
+
+
+def log_q_of_chain(draft: DraftModel, chain: Chain, temperature: float) -> Tensor:
+    """log q [N, V] in target ids, through the plain formulation."""
+    logits = chain.biased_logits[0, draft.first_predicting_slot :]
+    probabilities = scale_logits(logits, temperature).softmax(-1)
+    return draft.vocabulary.scatter_probabilities(probabilities).log()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("budget", [1, 100_000, 2**29])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equals_the_chain_of_the_decode_loop(variant: str, budget: int) -> None:
+    draft = golden_draft(variant)
+    features, tokens = make_text(draft)
+    scores = score(draft, features, tokens, memory_budget=budget)
+    assert scores.log_q is not None
+    for row, anchor in enumerate(ANCHORS):
+        chain = force_chain(draft, features, tokens, anchor)
+        log_q = log_q_of_chain(draft, chain, 0.7)
+        inside = min(draft.config.num_speculative_tokens, LENGTH - 1 - anchor)
+        following = tokens[anchor + 1 : anchor + 1 + inside]
+        wanted = log_q.gather(
+            1, torch.cat((following, following.new_zeros(20)))[: len(log_q), None]
+        )
+        torch.testing.assert_close(
+            scores.log_q[row, :inside], wanted[:inside, 0], atol=2e-4, rtol=1e-5
+        )
+        assert scores.log_q[row, inside:].isinf().all()
+        assert torch.equal(scores.greedy_ids[row, :inside], log_q.argmax(-1)[:inside])
+        if chain.confidence_logits is None:
+            assert scores.confidence is None
+        else:
+            assert scores.confidence is not None
+            theirs = chain.confidence_logits[0, draft.first_predicting_slot :].sigmoid()
+            torch.testing.assert_close(scores.confidence[row, :inside], theirs[:inside])
+
+
+@pytest.mark.parametrize("variant", ["spec_vanilla_reduced_anchor_bf16", "dense_rnn_bf16"])
+def test_candidates_are_looked_up_in_the_first_token(variant: str) -> None:
+    draft = golden_draft(variant)
+    features, tokens = make_text(draft)
+    everything = torch.arange(draft.config.vocab_size, dtype=torch.int32)
+    scores = score(
+        draft,
+        features,
+        tokens,
+        candidate_ids_MC=everything.expand(len(ANCHORS), -1),
+        memory_budget=30_000,
+    )
+    assert scores.candidate_log_q is not None
+    assert scores.log_q is not None
+    torch.testing.assert_close(
+        scores.candidate_log_q.exp().sum(-1), torch.ones(len(ANCHORS)), atol=1e-5, rtol=0
+    )
+    first = scores.candidate_log_q.gather(1, tokens[ANCHORS.start + 1 :, None])[:, 0]
+    torch.testing.assert_close(first, scores.log_q[:, 0])
+
+
+def test_fewer_tokens_are_the_first_of_a_whole_block() -> None:
+    draft = golden_draft("spec_rnn_full_anchor_sharded_bf16")
+    features, tokens = make_text(draft)
+    whole, part = score(draft, features, tokens), score(draft, features, tokens, num_tokens=2)
+    assert part.log_q is not None
+    assert whole.log_q is not None
+    assert part.log_q.shape == (len(ANCHORS), 2)
+    torch.testing.assert_close(part.log_q, whole.log_q[:, :2])
+
+
+def test_temperature_0_needs_no_softmax() -> None:
+    draft = golden_draft("dense_vanilla_bf16")
+    scores = score(draft, *make_text(draft), temperature=0.0)
+    assert scores.log_q is None
+    assert torch.equal(scores.greedy_ids, score(draft, *make_text(draft)).greedy_ids)
+
+
+def test_a_tie_goes_to_the_first_column_whatever_the_chunks() -> None:
+    draft = make_draft(make_config(markov_rank=0, confidence_head_with_markov=False))
+    draft.lm_head.weight.copy_(draft.lm_head.weight[:4].repeat(3, 1))
+    features, tokens = make_text(draft)
+    for budget in (1, 2**29):
+        assert score(draft, features, tokens, memory_budget=budget).greedy_ids.max() < 4
+
+
+def test_a_small_temperature_loses_no_precision() -> None:
+    draft = golden_draft("dense_vanilla_bf16")
+    scores = score(draft, *make_text(draft), temperature=1e-4)
+    features, tokens = make_text(draft)
+    tokens[ANCHORS.start + 1] = scores.greedy_ids[0, 0]
+    scores = score(draft, features, tokens, temperature=1e-4, memory_budget=30_000)
+    assert scores.log_q is not None
+    assert scores.log_q[0, 0] == 0.0
+    assert not scores.log_q.isnan().any()
+
+
+def test_padding_of_a_wide_head_is_never_drafted() -> None:
+    draft = make_draft(make_config(vocab_size=12, draft_vocab_size=16))
+    draft.lm_head.weight[12:] = draft.lm_head.weight[:4] * 10
+    features, tokens = make_text(draft)
+    everything = torch.arange(12).expand(len(ANCHORS), -1)
+    scores = score(draft, features, tokens, candidate_ids_MC=everything)
+    assert scores.greedy_ids.max() < 12
+    assert scores.candidate_log_q is not None
+    torch.testing.assert_close(scores.candidate_log_q.exp().sum(-1), torch.ones(len(ANCHORS)))
+
+
+def test_a_draft_of_tokens_that_the_target_lacks_is_refused() -> None:
+    draft = golden_draft("spec_vanilla_reduced_anchor_bf16")
+    with pytest.raises(DraftError) as caught:
+        score(draft, *make_text(draft), target_vocab_size=10)
+    assert caught.value.code == "draft-id-beyond-target"

@@ -113,15 +113,14 @@ class CausalSession:
         self.cache = DynamicCache()
         self.columns = 0
         self.appended = 0
-        self.padding: list[int] = []
+        self._set_padding([])
 
     def prefill(self, token_ids_RT: Tensor, lengths: Sequence[int]) -> TargetOutput:
         """Start the rows; see ``TargetSession``."""
-        width = token_ids_RT.shape[1]
-        self.padding = [width - length for length in lengths]
-        padding = torch.tensor(self.padding, device=token_ids_RT.device)
-        output = self._forward(move_right(token_ids_RT, padding, dim=1), logits_to_keep=1)
-        features = move_right(output.features, -padding, dim=1)
+        self._set_padding([token_ids_RT.shape[1] - length for length in lengths])
+        padded = move_right(token_ids_RT, self._padding_R, dim=1)
+        output = self._forward(padded, logits_to_keep=1)
+        features = move_right(output.features, -self._padding_R, dim=1)
         return TargetOutput(output.logits, features)
 
     def extend(self, token_ids_RQ: Tensor) -> TargetOutput:
@@ -133,21 +132,31 @@ class CausalSession:
         moves = [max(counts) - count for count in counts]
         padding = [before + move for before, move in zip(self.padding, moves, strict=True)]
         end, start = self.columns - self.appended + max(counts), min(padding)
+        # One upload for all layers: each waits for everything that was queued before it.
+        moves_R = self._upload(moves)
 
         def keep_columns(held: Tensor) -> Tensor:
             held = held[:, :, :end]
             if any(moves):
-                held = move_right(held, torch.tensor(moves, device=held.device), dim=2)
+                held = move_right(held, moves_R.to(held.device), dim=2)
             return held[:, :, start:]
 
         self._edit_cache(keep_columns)
-        self.padding = [columns - start for columns in padding]
+        self._set_padding([columns - start for columns in padding])
         self.columns, self.appended = end - start, 0
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows; see ``TargetSession``."""
         self._edit_cache(lambda held: held[list(rows)])
-        self.padding = [self.padding[row] for row in rows]
+        self._set_padding([self.padding[row] for row in rows])
+
+    def _set_padding(self, padding: list[int]) -> None:
+        """Hidden columns at the left of each row: on the host, and uploaded once, int64 [R]."""
+        self.padding = padding
+        self._padding_R = self._upload(padding)
+
+    def _upload(self, counts: Sequence[int]) -> Tensor:
+        return torch.tensor(counts, dtype=torch.int64, device=self.target.device)
 
     def _edit_cache(self, edit: Callable[[Tensor], Tensor]) -> None:
         """Replace keys and values [R, heads, columns, head dim] of every layer."""
@@ -168,7 +177,7 @@ class CausalSession:
         """What this model's forward takes of mask, positions, cache and number of logits."""
         accepted = self.target.forward_arguments
         end, device = self.columns + token_ids.shape[1], token_ids.device
-        padding = torch.tensor(self.padding, device=device)[:, None]
+        padding = self._padding_R[:, None]
         positions = torch.arange(self.columns, end, device=device) - padding
         mask = (torch.arange(end, device=device) >= padding).long() if any(self.padding) else None
         arguments = {
@@ -199,7 +208,7 @@ def find_decoder_layers(model: Any) -> Sequence[nn.Module]:
     Raises ``DialectError`` (``target-unsupported``) for a model without such a list.
     """
     decoder = model.get_decoder()
-    for owner in (decoder, getattr(decoder, "model", None)):
+    for owner in (decoder, getattr(decoder, "model", None), model.base_model):
         for name in _LAYER_LISTS:
             layers = getattr(owner, name, None)
             if isinstance(layers, nn.ModuleList):

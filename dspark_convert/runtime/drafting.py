@@ -52,8 +52,8 @@ class Drafter:
         generator: torch.Generator | None,
     ) -> None:
         self.draft, self.options = draft, options
-        self.num_tokens = _num_tokens(draft, options)
-        _check_confidence(draft, options)
+        self.num_tokens = count_tokens(draft, options)
+        check_threshold(draft, options)
         self.vocabulary = draft.vocabulary.restrict(target_vocab_size)
         self.choose: GreedyChoice | SampledChoice = GreedyChoice(self.vocabulary)
         if not options.sampling.greedy and options.draft_sampling == "sample":
@@ -100,7 +100,11 @@ class Drafter:
         return one_hot(target_ids, self.vocabulary.target_size, torch.float32)
 
 
-def _num_tokens(draft: DraftModel, options: DecodeOptions) -> int:
+def count_tokens(draft: DraftModel, options: DecodeOptions) -> int:
+    """N of a round.
+
+    Raises ``UsageError`` (``too-many-speculative-tokens``).
+    """
     most = draft.config.num_speculative_tokens
     wanted = options.num_speculative_tokens
     if wanted is not None and wanted > most:
@@ -117,7 +121,8 @@ def _num_tokens(draft: DraftModel, options: DecodeOptions) -> int:
     return most if wanted is None else wanted
 
 
-def _check_confidence(draft: DraftModel, options: DecodeOptions) -> None:
+def check_threshold(draft: DraftModel, options: DecodeOptions) -> None:
+    """Raise ``UsageError`` (``confidence-head-absent``) for a threshold without a head."""
     if options.confidence_threshold is not None and draft.confidence_head is None:
         raise UsageError(
             Finding(

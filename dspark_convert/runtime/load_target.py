@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import (
 
 from dspark_convert.errors import CheckpointError, Finding
 from dspark_convert.runtime.causal import CausalTarget
+from dspark_convert.runtime.rope import TRANSFORMERS_MAJOR
 
 
 def load_target(
@@ -35,11 +36,14 @@ def load_target(
         trust_remote_code: whether code of the checkpoint may run.
 
     Raises:
-        CheckpointError: ``target-unreadable``, ``target-tensor-missing``.
+        CheckpointError: ``target-unreadable``, ``target-tensor-missing``,
+            ``target-needs-transformers-5``.
         DialectError: ``target-unsupported``, ``target-not-rewindable``.
     """
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        if TRANSFORMERS_MAJOR < 5:
+            adopt_rope_parameters(config.get_text_config(), path)
         model, information = _auto_class(config).from_pretrained(
             path,
             config=config,
@@ -60,6 +64,30 @@ def load_target(
         ) from error
     _require_complete(information["missing_keys"], path)
     return CausalTarget(model if device_map is not None else model.to(device))
+
+
+def adopt_rope_parameters(text_config: Any, path: Path | str) -> None:
+    """Say what ``rope_parameters`` holds in the words of transformers 4, which overlooks it.
+
+    A config saved by version 5 keeps the rotary base nowhere else, and would run with the default
+    of version 4 in silence (FORMATS 1.8). Parameters for each type of layer have no such words.
+    """
+    parameters = dict(getattr(text_config, "rope_parameters", None) or {})
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise CheckpointError(
+            Finding(
+                code="target-needs-transformers-5",
+                message="transformers 4 cannot rotate each type of layer by its own parameters",
+                file=str(path),
+                key="rope_parameters",
+                found=", ".join(sorted(parameters)),
+                hint="install transformers 5",
+            )
+        )
+    if parameters:
+        text_config.rope_theta = parameters.pop("rope_theta", text_config.rope_theta)
+        scaled = parameters.get("rope_type", "default") != "default"
+        text_config.rope_scaling = parameters if scaled else None
 
 
 def _auto_class(config: Any) -> Any:

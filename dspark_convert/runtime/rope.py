@@ -13,6 +13,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from dspark_convert.errors import DraftError, Finding
 from dspark_convert.schemas.draft import DraftConfig
 
+TRANSFORMERS_MAJOR = int(transformers.__version__.split(".")[0])
+
 # The others choose their angles by the length seen so far, so keys that are already in a cache
 # would have to be rotated again.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -85,7 +87,7 @@ def _initialise(config: DraftConfig) -> tuple[Tensor, float]:
 def _transformers_config(config: DraftConfig) -> Any:
     """A ``Qwen3Config`` that spells RoPE as the installed transformers does (4.x or 5.x)."""
     parameters = dict(config.rope_parameters)
-    if int(transformers.__version__.split(".")[0]) >= 5:
+    if TRANSFORMERS_MAJOR >= 5:
         spelled: dict[str, Any] = {"rope_parameters": parameters}
     else:
         theta = parameters.pop("rope_theta")

@@ -101,7 +101,8 @@ def draw_inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     mass = weights.double().cumsum(-1)
     total = mass[..., -1:].contiguous()
     drawn = torch.searchsorted(mass, uniforms.double()[..., None] * total, right=True)
-    # Rounding can put the product on the total itself, past the last token that has weight.
+    # Rounding, of a denormal product or of a sum that runs in parallel, can reach the total itself,
+    # past the last token that has weight.
     last = torch.searchsorted(mass, total, right=False)
     return torch.minimum(drawn, last).squeeze(-1)
 

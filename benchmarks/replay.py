@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import resource
 import time
@@ -55,7 +56,9 @@ class Speed:
     decode_seconds: float
     replay_seconds: float
     accepted_length: float
+    accepted_length_error: float | None
     replayed_length: float
+    replayed_length_error: float | None
 
     @property
     def ratio(self) -> float:
@@ -116,8 +119,19 @@ def summarise(
         decode_seconds=decode_seconds,
         replay_seconds=replay_seconds * committed / anchors,
         accepted_length=committed / rounds,
+        accepted_length_error=ratio_error([(tokens, count) for tokens, _, count in decoded]),
         replayed_length=expected / expected_rounds,
+        replayed_length_error=ratio_error([(tokens, count) for *_, count, tokens in replayed]),
     )
+
+
+def ratio_error(counts: Sequence[tuple[float, float]]) -> float | None:
+    """Standard error of a ratio of sums over texts (linearised); None for one text."""
+    if len(counts) < 2:
+        return None
+    tops, bottoms = torch.tensor(counts, dtype=torch.float64).T
+    spread = (tops - bottoms * tops.sum() / bottoms.sum()).std()
+    return float(spread / bottoms.mean() / math.sqrt(len(counts)))
 
 
 def decode_one(
@@ -280,7 +294,8 @@ def show(speeds: Sequence[Speed], memories: Sequence[Memory]) -> Iterator[str]:
             f"| {speed.name} | {speed.temperature:g} | {speed.tokens} "
             f"| {speed.tokens / speed.decode_seconds:.1f} "
             f"| {speed.tokens / speed.replay_seconds:.0f} | {speed.ratio:.0f} "
-            f"| {speed.accepted_length:.3f} | {speed.replayed_length:.3f} |"
+            f"| {speed.accepted_length:.3f}{_error(speed.accepted_length_error)} "
+            f"| {speed.replayed_length:.3f}{_error(speed.replayed_length_error)} |"
         )
     if memories:
         yield ""
@@ -292,6 +307,10 @@ def show(speeds: Sequence[Speed], memories: Sequence[Memory]) -> Iterator[str]:
             f"| {memory.texts * memory.length / memory.seconds:.0f} "
             f"| {memory.peak_bytes / 1e9:.2f} |"
         )
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f" ± {value:.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,16 +8,23 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dspark_convert.cli.console import literal
+from dspark_convert.cli.console import literal, visible
 from dspark_convert.cli.render import facts_grid, plain_table
+from dspark_convert.reports.text import bounds, count, number
+from dspark_convert.schemas.gate_outcome import RuleResult
 from dspark_convert.schemas.report import (
     AcceptanceNumbers,
+    AgreementNumbers,
     ConfidenceNumbers,
-    Interval,
     VerifyReport,
 )
 
-_STYLE = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", "skipped": "dim"}
+VERDICT_STYLE = {
+    "pass": "bold green",
+    "fail": "bold red",
+    "inconclusive": "bold yellow",
+    "skipped": "dim",
+}
 _BAR_WIDTH = 24
 
 
@@ -30,7 +37,7 @@ def report_view(report: VerifyReport) -> RenderableType:
         ("target", target),
         (
             "settings",
-            f"{settings.num_prompts} prompts ({settings.prompts}), temperature "
+            f"{settings.num_prompts} prompts ({settings.trace or settings.prompts}), temperature "
             f"{settings.temperature:g}, {settings.max_new_tokens} new tokens, seed "
             f"{settings.seed}, {settings.device}",
         ),
@@ -39,10 +46,23 @@ def report_view(report: VerifyReport) -> RenderableType:
     for result in report.checks:
         if isinstance(result.numbers, AcceptanceNumbers) and result.numbers.rounds:
             views += [_by_position(result.numbers), _totals(result.numbers)]
+        elif isinstance(result.numbers, AgreementNumbers):
+            views.append(_agreement(result.numbers))
         elif isinstance(result.numbers, ConfidenceNumbers) and result.numbers.tokens:
             views.append(_calibration(result.numbers))
-    views.append(Text(report.verdict, style=_STYLE[report.verdict]))
+    if report.gate and report.gate.rules:
+        views.append(rules_table(f"Gate {visible(report.gate.file)}", report.gate.rules))
+    views.append(Text(report.verdict, style=VERDICT_STYLE[report.verdict]))
     return Group(*views)
+
+
+def rules_table(title: str, rules: Sequence[RuleResult]) -> Table:
+    """The rules of a gate or a comparison."""
+    table = plain_table(title, ("rule", "verdict", "because"))
+    for rule in rules:
+        verdict = Text(rule.verdict, style=VERDICT_STYLE[rule.verdict])
+        table.add_row(literal(rule.rule), verdict, literal(rule.reason))
+    return table
 
 
 def _checks(report: VerifyReport) -> Table:
@@ -50,7 +70,7 @@ def _checks(report: VerifyReport) -> Table:
     for result in report.checks:
         table.add_row(
             literal(result.id),
-            Text(result.verdict, style=_STYLE[result.verdict]),
+            Text(result.verdict, style=VERDICT_STYLE[result.verdict]),
             literal(result.reason),
         )
     return table
@@ -61,18 +81,18 @@ def _by_position(numbers: AcceptanceNumbers) -> Table:
         "Acceptance by position",
         ("token", "acceptance", "95 %", "survival", "rounds with so many accepted"),
     )
-    for accepted, count in enumerate(numbers.histogram):
+    for accepted, rounds in enumerate(numbers.histogram):
         row = ["-", "-", "-", "-"]
         if accepted:
             row = [
                 str(accepted),
-                _number(numbers.acceptance_by_position[accepted - 1]),
-                _bounds(numbers.acceptance_interval95[accepted - 1]),
-                _number(numbers.survival_by_position[accepted - 1]),
+                number(numbers.acceptance_by_position[accepted - 1]),
+                bounds(numbers.acceptance_interval95[accepted - 1]),
+                number(numbers.survival_by_position[accepted - 1]),
             ]
-        share = count / numbers.rounds
+        share = rounds / numbers.rounds
         bar = "█" * round(share * _BAR_WIDTH)
-        table.add_row(*row, literal(f"{accepted}: {count:5} {bar}"))
+        table.add_row(*row, literal(f"{accepted}: {count(rounds):>7} {bar}"))
     return table
 
 
@@ -80,13 +100,14 @@ def _totals(numbers: AcceptanceNumbers) -> Table:
     facts = [
         (
             "accepted length",
-            f"{_number(numbers.accepted_length)} (95 %: {_bounds(numbers.interval95)}), bonus "
+            f"{number(numbers.accepted_length)} (95 %: {bounds(numbers.interval95)}), bonus "
             "token included; interval by bootstrap over prompts",
         ),
         (
             "counts",
-            f"{numbers.rounds} rounds, {numbers.drafted} drafted, {numbers.accepted} accepted, "
-            f"{numbers.committed} committed",
+            f"{count(numbers.rounds)} rounds, {count(numbers.drafted)} drafted, "
+            f"{count(numbers.accepted)} accepted, {count(numbers.committed)} committed"
+            + (" (expected, given the texts)" if numbers.method == "replayed" else ""),
         ),
         (
             "with fewer tokens",
@@ -94,11 +115,25 @@ def _totals(numbers: AcceptanceNumbers) -> Table:
         ),
         (
             "beyond the draft's vocabulary",
-            f"{_number(numbers.mass_outside_draft_vocabulary)} of the target's probability",
+            f"{number(numbers.mass_outside_draft_vocabulary)} of the target's probability",
         ),
     ]
+    if numbers.accepted_length_by_confidence_threshold:
+        lengths = [
+            f"{entry.confidence_threshold:g}: {entry.accepted_length:.3f}"
+            for entry in numbers.accepted_length_by_confidence_threshold
+        ]
+        facts.append(("with a confidence threshold", ", ".join(lengths)))
     facts += [("warning", warning) for warning in numbers.warnings]
     return facts_grid(facts)
+
+
+def _agreement(numbers: AgreementNumbers) -> Table:
+    table = plain_table("Agreement with the target's choice", ("token", "agreement", "95 %"))
+    pairs = zip(numbers.agreement_by_position, numbers.agreement_interval95, strict=True)
+    for position, (share, interval) in enumerate(pairs, start=1):
+        table.add_row(str(position), number(share), bounds(interval))
+    return table
 
 
 def _calibration(numbers: ConfidenceNumbers) -> Table:
@@ -106,20 +141,12 @@ def _calibration(numbers: ConfidenceNumbers) -> Table:
     for entry in numbers.by_position:
         table.add_row(
             str(entry.position),
-            str(entry.tokens),
-            _number(entry.mean_confidence),
-            _number(entry.acceptance),
+            count(entry.tokens),
+            number(entry.mean_confidence),
+            number(entry.acceptance),
         )
     return table
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _bounds(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
-
-
 def _list(values: Sequence[float | None]) -> str:
-    return ", ".join(f"{n}: {_number(value)}" for n, value in enumerate(values, start=1))
+    return ", ".join(f"{n}: {number(value)}" for n, value in enumerate(values, start=1))

@@ -39,6 +39,30 @@ class TextOriginOption(str, enum.Enum):
     given = "given"
 
 
+Prompts = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="JSON lines or plain text; a small set is bundled."),
+]
+StopTokenIds = Annotated[
+    str | None,
+    typer.Option(metavar="ID,ID", help="Default: the target's generation config; '' for none."),
+]
+Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let code of the target's folder run.")
+]
+JUnit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, for CI.")
+]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write GitHub Markdown.")
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write a page with plots; needs matplotlib."),
+]
+
+
 @app.callback(invoke_without_command=True)
 def _program(
     context: typer.Context,
@@ -75,18 +99,12 @@ def check(
         Path | None,
         typer.Option(metavar="DIR", help="The draft before conversion: outputs must be equal."),
     ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="JSON lines or plain text; a small set is bundled."),
-    ] = None,
+    prompts: Prompts = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(help="Tokens to decode after each prompt; 128, or what a trace has."),
     ] = None,
-    stop_token_ids: Annotated[
-        str | None,
-        typer.Option(metavar="ID,ID", help="Default: the target's generation config; '' for none."),
-    ] = None,
+    stop_token_ids: StopTokenIds = None,
     temperature: Annotated[
         float | None, typer.Option(help="0 is greedy; the default, unless a trace has another.")
     ] = None,
@@ -112,15 +130,24 @@ def check(
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")
-    ] = "auto",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let code of the target's folder run.")
-    ] = False,
+    dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    gate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Thresholds, dspark.toml; options given here overrule them."
+        ),
+    ] = None,
+    prompt_set: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --gate: run this prompt set of the file."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")
     ] = None,
+    junit: JUnit = None,
+    markdown: Markdown = None,
+    html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
@@ -130,6 +157,7 @@ def check(
     inconclusive.
     """
     from dspark_convert.cli import verify_commands
+    from dspark_convert.cli.report_commands import Outputs
 
     verify_commands.check(
         verify_commands.RawOptions(
@@ -155,7 +183,9 @@ def check(
             dtype=dtype,
             trust_remote_code=trust_remote_code,
         ),
-        report=report,
+        gate=gate,
+        prompt_set=prompt_set,
+        outputs=Outputs(report=report, junit=junit, markdown=markdown, html=html),
         as_json=as_json,
         quiet=quiet,
     )
@@ -175,10 +205,7 @@ def record(
     neighbours: Annotated[
         bool, typer.Option("--neighbours", help="Also the layers one below and one above.")
     ] = False,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="JSON lines or plain text; a small set is bundled."),
-    ] = None,
+    prompts: Prompts = None,
     given: Annotated[
         bool, typer.Option("--given", help="Read responses of the prompts file; write none.")
     ] = False,
@@ -188,16 +215,11 @@ def record(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Of the target's sampling.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Of the target's sampling.")] = None,
-    stop_token_ids: Annotated[
-        str | None,
-        typer.Option(metavar="ID,ID", help="Default: the target's generation config; '' for none."),
-    ] = None,
+    stop_token_ids: StopTokenIds = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Prompts run together.")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")
-    ] = "auto",
+    dtype: Dtype = "auto",
     feature_dtype: Annotated[
         str, typer.Option(help="Of hidden states: auto (as the target runs), bf16 or fp32.")
     ] = "auto",
@@ -208,9 +230,7 @@ def record(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing trace.")
     ] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let code of the target's folder run.")
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the header to stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
@@ -278,10 +298,7 @@ def import_vllm(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Default: as many as every text is long enough for.")
     ] = None,
-    stop_token_ids: Annotated[
-        str | None,
-        typer.Option(metavar="ID,ID", help="Default: the target's generation config; '' for none."),
-    ] = None,
+    stop_token_ids: StopTokenIds = None,
     max_size: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Refuse a larger trace: 500MB, 2GiB, ...")
     ] = None,
@@ -312,6 +329,52 @@ def import_vllm(
         as_json=as_json,
         quiet=quiet,
     )
+
+
+@app.command("compare")
+def compare(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Report of what is released.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Report of what may replace it.")],
+    max_drop: Annotated[
+        float | None, typer.Option(min=0, help="Allowed loss of accepted length.")
+    ] = None,
+    max_drop_standard_errors: Annotated[
+        float | None,
+        typer.Option(min=0, help="The same in standard errors; 2 if no limit is given."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON to stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Say what changed between two reports.
+
+    Exit code 0: no loss; 1: a check fails that did not, or acceptance fell too far; 4: not
+    measured alike, or no longer decided.
+    """
+    from dspark_convert.cli import report_commands
+
+    report_commands.compare(
+        base,
+        new,
+        max_drop=max_drop,
+        max_drop_standard_errors=max_drop_standard_errors,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+@app.command("render")
+def render(
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="What check --report wrote.")],
+    junit: JUnit = None,
+    markdown: Markdown = None,
+    html: Html = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Make JUnit XML, Markdown or a page of a report."""
+    from dspark_convert.cli import report_commands
+
+    outputs = report_commands.Outputs(junit=junit, markdown=markdown, html=html)
+    report_commands.render(report, outputs, quiet=quiet)
 
 
 @app.command("explain")

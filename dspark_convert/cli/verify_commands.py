@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -10,16 +9,19 @@ from typing import TYPE_CHECKING, Literal, get_args
 import typer
 
 from dspark_convert.cli.console import Sink
-from dspark_convert.cli.exits import CHECK_FAILED, INCONCLUSIVE, refusals
+from dspark_convert.cli.exits import refusals
 from dspark_convert.cli.report import report_view
-from dspark_convert.errors import Finding, OutputError, UsageError
+from dspark_convert.cli.report_commands import EXIT_CODES, Outputs, append_step_summary
+from dspark_convert.errors import Finding, UsageError
 from dspark_convert.schemas.report import CheckId, VerifyReport
 from dspark_convert.verification import catalog
+from dspark_convert.verification.gate import apply_gate, follow_gate, open_gate
 
 if TYPE_CHECKING:
     from dspark_convert.verification.run import VerifyOptions
 
-_EXIT_CODES = {"pass": 0, "fail": CHECK_FAILED, "inconclusive": INCONCLUSIVE}
+# Options that a trace decides.
+_RECORDED = ("max_new_tokens", "stop_token_ids", "temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +30,13 @@ class RawOptions:
 
     draft: Path
     target: Path | None
+    trace: Path | None
+    target_weights: Path | None
     source: Path | None
     prompts: Path | None
-    max_new_tokens: int
+    max_new_tokens: int | None
     stop_token_ids: str | None
-    temperature: float
+    temperature: float | None
     top_k: int | None
     top_p: float | None
     draft_sampling: Literal["sample", "greedy"]
@@ -47,16 +51,24 @@ class RawOptions:
     trust_remote_code: bool
 
 
-def check(raw: RawOptions, *, report: Path | None, as_json: bool, quiet: bool) -> None:
+def check(
+    raw: RawOptions,
+    *,
+    gate: Path | None,
+    prompt_set: str | None,
+    outputs: Outputs,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Verify a draft; the exit code is the verdict."""
     sink = Sink(as_json=as_json, quiet=quiet)
     with refusals(sink):
-        result = _verify(_options(raw), sink)
-        document = result.model_dump(mode="json")
-        sink.data(document, report_view(result))
-        if report is not None:
-            _write_report(report, document)
-        raise typer.Exit(_EXIT_CODES[result.verdict])
+        outputs.check()
+        result = _check(raw, gate, prompt_set, sink)
+        outputs.write(result)
+        append_step_summary(result)
+        sink.data(result.model_dump(mode="json"), report_view(result))
+        raise typer.Exit(EXIT_CODES[result.verdict])
 
 
 def explain(check_id: str | None) -> None:
@@ -73,6 +85,15 @@ def explain(check_id: str | None) -> None:
             raise _usage("check-unknown", "no check has this id", check_id, ids)
 
 
+def _check(raw: RawOptions, gate: Path | None, prompt_set: str | None, sink: Sink) -> VerifyReport:
+    if gate is None:
+        if prompt_set is not None:
+            raise _usage("gate-missing", "--prompt-set needs --gate", prompt_set, "--gate FILE")
+        return _verify(_options(raw), sink)
+    thresholds = open_gate(gate, prompt_set)
+    return apply_gate(thresholds, _verify(follow_gate(_options(raw), thresholds), sink))
+
+
 def _options(raw: RawOptions) -> VerifyOptions:
     # Imported here: this is where PyTorch comes in, or is found missing.
     from dspark_convert.runtime import DecodeOptions
@@ -81,11 +102,14 @@ def _options(raw: RawOptions) -> VerifyOptions:
     return VerifyOptions(
         draft=raw.draft,
         target=raw.target,
+        trace=raw.trace,
+        target_weights=raw.target_weights,
+        stated=frozenset(name for name in _RECORDED if getattr(raw, name) is not None),
         source=raw.source,
         prompts=raw.prompts,
         decode=DecodeOptions(
-            max_new_tokens=raw.max_new_tokens,
-            temperature=raw.temperature,
+            max_new_tokens=128 if raw.max_new_tokens is None else raw.max_new_tokens,
+            temperature=raw.temperature or 0.0,
             top_k=raw.top_k,
             top_p=raw.top_p,
             draft_sampling=raw.draft_sampling,
@@ -137,24 +161,6 @@ def _fractions(text: str | None) -> tuple[float, ...]:
             "min-acceptance-invalid", "--min-acceptance is a list of fractions", text, "0.6,0.4"
         )
     return values
-
-
-def _write_report(path: Path, document: object) -> None:
-    text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OutputError(
-            Finding(
-                code="report-not-written",
-                message=f"the report cannot be written: {error.strerror}",
-                file=path.name,
-                hint="choose a path in an existing, writable folder",
-            )
-        ) from None
 
 
 def _usage(code: str, message: str, found: str, expected: str) -> UsageError:

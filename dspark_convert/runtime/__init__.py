@@ -34,12 +34,14 @@ from dspark_convert.runtime.records import (
     Observer,
     Round,
 )
+from dspark_convert.runtime.replay import BlockScores, compute_text_context, score_blocks
 from dspark_convert.runtime.sampling import SamplingOptions
 from dspark_convert.runtime.target import Target, TargetOutput, TargetSession
 from dspark_convert.runtime.vocabulary import DraftVocabulary, ProposalBuffer
 
 __all__ = [
     "BlockProposal",
+    "BlockScores",
     "CausalTarget",
     "ContextCache",
     "DecodeOptions",
@@ -54,9 +56,11 @@ __all__ = [
     "Target",
     "TargetOutput",
     "TargetSession",
+    "compute_text_context",
     "decode",
     "decode_plain",
     "load_draft",
     "load_target",
     "propose_block",
+    "score_blocks",
 ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from dspark_convert.errors import Finding
 from dspark_convert.schemas.base import OwnDocument
 from dspark_convert.schemas.draft import DraftConfig
+from dspark_convert.schemas.gate_outcome import GateOutcome
 
 Verdict = Literal["pass", "fail", "inconclusive", "skipped"]
 CheckId = Literal[
@@ -21,6 +22,8 @@ CheckId = Literal[
     "confidence",
 ]
 Interval = tuple[float, float]
+Count = NonNegativeInt | NonNegativeFloat
+"""A number of things that happened, or the expected number of them where a trace was replayed."""
 
 
 class StructureNumbers(OwnDocument):
@@ -36,7 +39,7 @@ class PairingNumbers(OwnDocument):
     """How draft and target fit together."""
 
     findings: tuple[Finding, ...]
-    tokenizer: Literal["same", "different", "draft has none", "target has none"]
+    tokenizer: Literal["same", "different", "draft has none", "target has none", "not compared"]
 
 
 class ParityNumbers(OwnDocument):
@@ -91,18 +94,39 @@ class PromptRounds(OwnDocument):
     accepted_per_round: tuple[NonNegativeInt, ...] = Field(description="without the bonus token")
 
 
-class AcceptanceNumbers(OwnDocument):
-    """How well the draft drafts. N: speculative tokens of a round."""
+class PromptExpectation(OwnDocument):
+    """What decoding of one recorded text comes to on average."""
 
+    id: str
+    rounds: NonNegativeFloat
+    committed: NonNegativeFloat
+
+
+class ThresholdLength(OwnDocument):
+    """The accepted length when proposals end before the first token of less confidence."""
+
+    confidence_threshold: float
+    accepted_length: float
+
+
+class AcceptanceNumbers(OwnDocument):
+    """How well the draft drafts. N: speculative tokens of a round.
+
+    Counts are those of a decode run, or those expected given the texts of a trace.
+    """
+
+    method: Literal["decoded", "replayed"] = "decoded"
     accepted_length: float | None = Field(
         description="committed tokens per round, bonus included, pooled over prompts"
     )
     interval95: Interval | None = Field(description="bootstrap over prompts; null below 2 prompts")
     threshold: float
-    rounds: NonNegativeInt
-    committed: NonNegativeInt
-    drafted: NonNegativeInt
-    accepted: NonNegativeInt
+    rounds: Count
+    committed: Count
+    drafted: Count | None = Field(
+        description="null: not known, since a confidence threshold cut proposals and was replayed"
+    )
+    accepted: Count
     acceptance_by_position: tuple[float | None, ...] = Field(
         description="entry k-1: token k accepted, given that the k-1 before it were; length N"
     )
@@ -111,11 +135,15 @@ class AcceptanceNumbers(OwnDocument):
         description="entry k-1: the first k tokens all accepted, of all rounds; length N; engines "
         "call this the per-position acceptance rate"
     )
-    histogram: tuple[NonNegativeInt, ...] = Field(
+    histogram: tuple[Count, ...] = Field(
         description="entry i: rounds with i accepted draft tokens; length N + 1"
     )
     accepted_length_by_num_speculative_tokens: tuple[float | None, ...] = Field(
-        description="entry n-1: 1 + survival up to n, what a draft of n tokens would reach"
+        description="entry n-1: what a draft of n tokens would reach: 1 + survival up to n, or "
+        "exactly where a trace was replayed"
+    )
+    accepted_length_by_confidence_threshold: tuple[ThresholdLength, ...] | None = Field(
+        default=None, description="null: decoded, or no confidence head"
     )
     mass_outside_draft_vocabulary: float | None = Field(
         description="share of the target's sampling distribution that no draft token can match, "
@@ -125,14 +153,41 @@ class AcceptanceNumbers(OwnDocument):
         description="estimate of the prompts that would decide an inconclusive threshold"
     )
     warnings: tuple[str, ...]
-    prompts: tuple[PromptRounds, ...]
+    prompts: tuple[PromptRounds | PromptExpectation, ...]
+
+
+class AgreementNumbers(OwnDocument):
+    """Draft against target on texts that the target did not write, so without an accepted length.
+
+    N: speculative tokens of a round. Every position with a text after it is an anchor.
+    """
+
+    texts: NonNegativeInt
+    anchors: NonNegativeInt
+    agreement_by_position: tuple[float | None, ...] = Field(
+        description="entry k-1: share of anchors after which the draft's likeliest token k, given "
+        "the text before it, is the target's; length N"
+    )
+    agreement_interval95: tuple[Interval | None, ...] = Field(
+        description="bootstrap over texts; null below 2 texts"
+    )
 
 
 class ConfidenceAtPosition(OwnDocument):
     """Calibration at one position of the block."""
 
     position: PositiveInt
-    tokens: NonNegativeInt
+    tokens: Count
+    mean_confidence: float | None
+    acceptance: float | None
+
+
+class ReliabilityBin(OwnDocument):
+    """Drafted tokens of about the same confidence, over all positions."""
+
+    low: float
+    high: float
+    tokens: Count
     mean_confidence: float | None
     acceptance: float | None
 
@@ -140,12 +195,15 @@ class ConfidenceAtPosition(OwnDocument):
 class ConfidenceNumbers(OwnDocument):
     """How far the confidence head can be believed."""
 
-    tokens: NonNegativeInt = Field(description="drafted tokens whose fate is known")
-    accepted: NonNegativeInt
+    tokens: Count = Field(description="drafted tokens whose fate is known")
+    accepted: Count
     expected_calibration_error: float | None = Field(description="10 bins of equal width")
     auc: float | None = Field(description="an accepted token ranks above a rejected one")
     auc_standard_error: float | None
     by_position: tuple[ConfidenceAtPosition, ...]
+    reliability: tuple[ReliabilityBin, ...] = Field(
+        default=(), description="the bins of the expected calibration error"
+    )
 
 
 Numbers = (
@@ -155,6 +213,7 @@ Numbers = (
     | LosslessGreedyNumbers
     | LosslessSamplingNumbers
     | AcceptanceNumbers
+    | AgreementNumbers
     | ConfidenceNumbers
 )
 
@@ -190,7 +249,8 @@ class VerifiedTarget(OwnDocument):
 class VerifySettings(OwnDocument):
     """Everything that a second run needs to repeat this one."""
 
-    prompts: str = Field(description="file name, or that of the bundled set")
+    prompts: str = Field(description="file name of prompts or trace, or that of the bundled set")
+    trace: str | None = Field(default=None, description="name of the trace; null: decoded")
     num_prompts: NonNegativeInt
     max_new_tokens: PositiveInt
     stop_token_ids: tuple[int, ...] | None = Field(description="null: no target was decoded")
@@ -210,6 +270,21 @@ class VerifySettings(OwnDocument):
     versions: dict[str, str]
 
 
+class ExampleRound(OwnDocument):
+    """What one round committed, as text."""
+
+    accepted: str = Field(description="of draft tokens that the target accepted")
+    bonus: str = Field(description="of the target's own token; empty if a stop token came first")
+
+
+class ExampleText(OwnDocument):
+    """The beginning of one output, marked up by who proposed what."""
+
+    id: str = Field(description="of the prompt")
+    first: str = Field(description="of the token sampled from the prefill, part of no round")
+    rounds: tuple[ExampleRound, ...]
+
+
 class VerifyReport(OwnDocument):
     """``dspark-verify check`` in full. Deterministic but for ``seconds``."""
 
@@ -221,4 +296,6 @@ class VerifyReport(OwnDocument):
     target: VerifiedTarget | None
     settings: VerifySettings
     checks: tuple[CheckResult, ...]
+    gate: GateOutcome | None = Field(default=None, description="null: no thresholds file")
+    example: ExampleText | None = Field(default=None, description="null: nothing was decoded")
     seconds: dict[str, Any] = Field(description="wall time per check")

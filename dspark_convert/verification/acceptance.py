@@ -1,4 +1,4 @@
-"""Accepted length and acceptance by position, from the rounds of a decode run.
+"""Accepted length and acceptance by position, from the rounds of a decode run or a replay.
 
 The counts are the field's (DeepSpec's evaluator): see ``runtime.decode``. Of a round that a stop
 token ended among its accepted tokens, nothing is known about the token after it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,19 @@ class Tally:
     successes: Counts
     """Of those, rounds in which it was accepted; this is also "the first k accepted"."""
 
+    @property
+    def survival(self) -> tuple[float | None, ...]:
+        """Share of all rounds whose first k tokens were all accepted, of all prompts; [N]."""
+        return _ratios(self.successes.sum(0), np.full(self.successes.shape[1], self.rounds.sum()))
+
+    @property
+    def histogram(self) -> Counts:
+        """Rounds with exactly k accepted tokens, of all prompts; [N + 1]."""
+        at_least = np.array([self.rounds.sum(), *self.successes.sum(0), 0.0])
+        # Rounding of expected counts must not leave a negative one.
+        exactly: Counts = np.maximum(at_least[:-1] - at_least[1:], 0.0)
+        return exactly
+
 
 def count_rounds(results: Sequence[DecodeResult], num_tokens: int) -> Tally:
     """Count trials and successes of every prompt."""
@@ -86,41 +100,58 @@ def measure_acceptance(
 ) -> CheckResult:
     """The ``acceptance`` check. ``mass_outside`` is computed by the observer of the run."""
     tally = count_rounds(results, settings.num_tokens)
-    rounds, drafted = int(tally.rounds.sum()), _drafted(results)
+    prompts = zip(prompt_ids, results, strict=True)
+    return judge_acceptance(
+        tally,
+        settings,
+        drafted=_drafted(results),
+        accepted_length_by_num_speculative_tokens=_shorter_lengths(tally.survival),
+        mass_outside_draft_vocabulary=mass_outside,
+        prompts=tuple(
+            PromptRounds(id=prompt_id, accepted_per_round=tuple(r.accepted for r in result.rounds))
+            for prompt_id, result in prompts
+        ),
+    )
+
+
+def judge_acceptance(tally: Tally, settings: AcceptanceSettings, **numbers: Any) -> CheckResult:
+    """The ``acceptance`` check of counts, or of expected counts.
+
+    ``numbers`` are the fields of ``AcceptanceNumbers`` that do not follow from the tally.
+    """
+    rounds, trials = float(tally.rounds.sum()), tally.trials.sum(0)
     length = float(tally.committed.sum() / rounds) if rounds else None
     interval = ratio_interval95(tally.committed, tally.rounds, settings.seed)
-    conditional = _ratios(tally.successes.sum(0), tally.trials.sum(0))
+    conditional = _ratios(tally.successes.sum(0), trials)
     conditional_intervals = tuple(
         ratio_interval95(tally.successes[:, k], tally.trials[:, k], settings.seed)
         for k in range(settings.num_tokens)
     )
-    survival = _ratios(tally.successes.sum(0), np.full(settings.num_tokens, rounds, dtype=float))
     verdict, reason, needed = _verdict(
-        settings, length, interval, conditional, conditional_intervals, drafted, len(results)
+        settings, length, interval, conditional, conditional_intervals, len(tally.rounds)
     )
     threshold = settings.min_accepted_length
-    numbers = AcceptanceNumbers(
+    described = AcceptanceNumbers(
         accepted_length=length,
         interval95=interval,
         threshold=USELESS_BELOW if threshold is None else threshold,
-        rounds=rounds,
-        committed=int(tally.committed.sum()),
-        drafted=drafted,
-        accepted=sum(round_.accepted for result in results for round_ in result.rounds),
+        rounds=to_count(rounds),
+        committed=to_count(tally.committed.sum()),
+        accepted=to_count(tally.successes.sum()),
         acceptance_by_position=conditional,
         acceptance_interval95=conditional_intervals,
-        survival_by_position=survival,
-        histogram=_histogram(results, settings.num_tokens),
-        accepted_length_by_num_speculative_tokens=_shorter_lengths(survival),
-        mass_outside_draft_vocabulary=mass_outside,
+        survival_by_position=tally.survival,
+        histogram=tuple(map(to_count, tally.histogram)),
         prompts_needed=needed,
-        warnings=_warnings(conditional, tally.trials.sum(0)),
-        prompts=tuple(
-            PromptRounds(id=prompt_id, accepted_per_round=tuple(r.accepted for r in result.rounds))
-            for prompt_id, result in zip(prompt_ids, results, strict=True)
-        ),
+        warnings=_warnings(conditional, trials),
+        **numbers,
     )
-    return CheckResult(id="acceptance", verdict=verdict, reason=reason, numbers=numbers)
+    return CheckResult(id="acceptance", verdict=verdict, reason=reason, numbers=described)
+
+
+def to_count(value: float) -> int | float:
+    """A whole number as an int, so that reports of what happened hold no fractions."""
+    return int(value) if float(value).is_integer() else float(value)
 
 
 def _verdict(
@@ -129,16 +160,15 @@ def _verdict(
     interval: Interval | None,
     conditional: Sequence[float | None],
     conditional_intervals: Sequence[Interval | None],
-    drafted: int,
     prompts: int,
 ) -> tuple[Verdict, str, int | None]:
     """Verdict, reason, and the prompts that would decide an undecided accepted length."""
-    if length is None or not drafted:
+    if length is None or all(value is None for value in conditional):
         return "inconclusive", "no token was drafted, so there is nothing to accept", None
     verdict, reason, needed = _judge_length(settings, length, interval, prompts)
     for position, threshold in enumerate(settings.min_acceptance):
         value, bounds = conditional[position], conditional_intervals[position]
-        at_position = "inconclusive" if value is None else judge(value, bounds, threshold)
+        at_position = "inconclusive" if value is None else judge(bounds, threshold)
         if at_position == "pass" or verdict == "fail":
             continue
         words = "below" if at_position == "fail" else "not decidedly at"
@@ -159,7 +189,7 @@ def _judge_length(
         if length < USELESS_BELOW:
             return "fail", f"{said}, is below {USELESS_BELOW}: the draft only costs", None
         return "pass", f"{said}; no threshold was given", None
-    verdict = judge(length, interval, threshold)
+    verdict = judge(interval, threshold)
     if verdict == "pass":
         return verdict, f"{said}, reaches {threshold:g}", None
     if verdict == "fail":
@@ -178,12 +208,6 @@ def _ratios(tops: Counts, bottoms: Counts) -> tuple[float | None, ...]:
     return tuple(
         float(top / bottom) if bottom else None for top, bottom in zip(tops, bottoms, strict=True)
     )
-
-
-def _histogram(results: Sequence[DecodeResult], num_tokens: int) -> tuple[int, ...]:
-    accepted = [round_.accepted for result in results for round_ in result.rounds]
-    counts = np.bincount(np.array(accepted, dtype=int), minlength=num_tokens + 1)
-    return tuple(int(count) for count in counts)
 
 
 def _shorter_lengths(survival: Sequence[float | None]) -> tuple[float | None, ...]:

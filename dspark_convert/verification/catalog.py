@@ -66,7 +66,9 @@ CATALOG: Mapping[CheckId, Explanation] = {
     ),
     "acceptance": Explanation(
         title="How many tokens does a round commit?",
-        looks_at="A decode run over the prompts. Accepted length: committed tokens per round, "
+        looks_at="A decode run over the prompts, or a replay of a trace (--trace), which computes "
+        "what such runs come to on average, given their texts. Accepted length: committed tokens "
+        "per round, "
         "the bonus token included, pooled over prompts; the prefill's token belongs to no round. "
         "Acceptance at position k is conditional on the k-1 tokens before it; survival is the "
         "share of all rounds whose first k tokens stand, which engines report as per-position "

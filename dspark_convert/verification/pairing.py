@@ -11,6 +11,7 @@ from dspark_convert.errors import Findings
 from dspark_convert.formats.target import TargetWeights, judge_pairing
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.report import CheckResult, PairingNumbers
+from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.verification.prompts import PromptError, prompt_error
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -35,6 +36,21 @@ def check_pairing(
         reason, failed = f"sizes and layers fit; tokenizer: {comparison}", False
     return CheckResult(
         id="pairing", verdict="fail" if failed else "pass", reason=reason, numbers=numbers
+    )
+
+
+def check_trace_pairing(draft: DraftConfig, header: TraceHeader) -> CheckResult:
+    """The ``pairing`` check against the target of a trace."""
+    target = header.target
+    sizes = target.model_dump(include={"hidden_size", "num_hidden_layers", "vocab_size"})
+    findings = Findings()
+    judge_pairing(draft, sizes, target.vocab_size, findings)
+    errors = findings.of("error")
+    return CheckResult(
+        id="pairing",
+        verdict="fail" if errors else "pass",
+        reason="; ".join(map(str, errors)) or "sizes and layers fit those of the trace's target",
+        numbers=PairingNumbers(findings=errors, tokenizer="not compared"),
     )
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from dspark_convert.checkpoint.jsonfile import read_json
-from dspark_convert.conversion.plan import MANIFEST_FILE
+from dspark_convert.conversion.history import MANIFEST_FILE
 from dspark_convert.errors import CheckpointError
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, read_draft

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +11,6 @@ import transformers
 
 from dspark_convert import __version__
 from dspark_convert.conversion.inspection import describe
-from dspark_convert.errors import Finding, UsageError
 from dspark_convert.formats.read import Examination, examine
 from dspark_convert.formats.target import TargetWeights, find_target_weights
 from dspark_convert.runtime import (
@@ -25,6 +22,7 @@ from dspark_convert.runtime import (
     load_draft,
     load_target,
 )
+from dspark_convert.runtime.drafting import count_tokens
 from dspark_convert.schemas.report import (
     CheckId,
     CheckResult,
@@ -34,18 +32,29 @@ from dspark_convert.schemas.report import (
     VerifyReport,
     VerifySettings,
 )
-from dspark_convert.verification.acceptance import AcceptanceSettings, measure_acceptance
+from dspark_convert.verification.acceptance import measure_acceptance
+from dspark_convert.verification.builder import ReportBuilder
 from dspark_convert.verification.confidence import check_confidence
+from dspark_convert.verification.example import mark_up
 from dspark_convert.verification.lossless import check_greedy, check_sampling
 from dspark_convert.verification.observe import RunObserver
-from dspark_convert.verification.pairing import check_pairing, load_tokenizer
+from dspark_convert.verification.options import Progress, VerifyOptions
+from dspark_convert.verification.pairing import (
+    check_pairing,
+    check_trace_pairing,
+    load_tokenizer,
+)
 from dspark_convert.verification.parity import check_parity
 from dspark_convert.verification.prompts import BUNDLED, encode_prompts, read_prompts
+from dspark_convert.verification.replay_checks import (
+    ReplayRun,
+    check_agreement,
+    follow_trace,
+    load_replayed_draft,
+)
+from dspark_convert.verification.trace import Trace, open_trace
 
-Progress = Callable[[str, int, int], None]
-"""Hears what is being done, how many prompts are done, and of how many."""
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+__all__ = ["VerifyOptions", "overall", "verify"]
 
 _DECODED: tuple[CheckId, ...] = (
     "lossless-greedy",
@@ -55,97 +64,36 @@ _DECODED: tuple[CheckId, ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """All knobs of ``dspark-verify check``.
-
-    ``decode.stop_token_ids`` is replaced by the target's own unless ``stop_token_ids`` is given.
-    ``dtype`` "auto" takes that of each checkpoint.
-    """
-
-    draft: Path
-    target: Path | None = None
-    source: Path | None = None
-    prompts: Path | None = None
-    decode: DecodeOptions = field(default_factory=lambda: DecodeOptions(max_new_tokens=128))
-    stop_token_ids: frozenset[int] | None = None
-    min_accepted_length: float | None = None
-    min_acceptance: tuple[float, ...] = ()
-    seed: int = 0
-    batch_size: int = 8
-    device: str = "auto"
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-
-    def torch_device(self) -> torch.device:
-        """The device to run on; "auto" is CUDA where there is one."""
-        name = self.device
-        if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            device = torch.device(name)
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise _usage("device-unavailable", "--device", name, str(error)) from None
-        return device
-
-    def torch_dtype(self) -> torch.dtype | None:
-        """The dtype of both models; None keeps that of each checkpoint."""
-        if self.dtype != "auto" and self.dtype not in DTYPES:
-            raise _usage("dtype-unknown", "--dtype", self.dtype, f"auto, {', '.join(DTYPES)}")
-        return DTYPES.get(self.dtype)
-
-
-@dataclass
-class _Report:
-    """A report under construction."""
-
-    results: list[CheckResult] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    target: VerifiedTarget | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-    num_prompts: int = 0
-
-    def add(self, check: Callable[[], CheckResult]) -> CheckResult:
-        """Run one check and keep its result and its wall time."""
-        start = time.perf_counter()
-        result = check()
-        self.results.append(result)
-        self.seconds[result.id] = round(time.perf_counter() - start, 3)
-        return result
-
-    def skip(self, ids: Sequence[CheckId], reason: str) -> None:
-        """Record checks that cannot run, with the reason."""
-        self.results += [
-            CheckResult(id=check_id, verdict="skipped", reason=reason, numbers=None)
-            for check_id in ids
-        ]
-
-
 def verify(options: VerifyOptions, *, on_progress: Progress = lambda *news: None) -> VerifyReport:
     """Run the checks.
 
     Raises:
-        UsageError: options that cannot be meant, or neither target nor source.
-        CheckpointError, DialectError, DraftError, PromptError: an input cannot be read.
+        UsageError: options that cannot be meant, or neither target, trace nor source.
+        CheckpointError, DialectError, DraftError, PromptError, TraceError: an input cannot be read.
     """
-    if options.target is None and options.source is None:
-        raise _usage("target-missing", "--target", "neither", "--target DIR, or --source DIR")
-    if options.batch_size < 1:
-        raise _usage("option-out-of-range", "--batch-size", str(options.batch_size), "1 or above")
+    options.check()
     device, dtype = options.torch_device(), options.torch_dtype()
+    trace = None if options.trace is None else open_trace(options.trace)
+    if trace is not None:
+        decode = replace(options.decode, stop_token_ids=options.stop_token_ids or frozenset())
+        options = replace(options, decode=follow_trace(trace.header, decode, options.stated))
     examination = examine(options.draft)
-    report = _Report()
+    report = ReportBuilder()
     structure = report.add(lambda: _check_structure(examination))
     if structure.verdict == "fail":
         report.skip(("pairing", "parity", *_DECODED), "the structure is broken")
     else:
-        fits = _run_pairing(options, examination, report)
+        if trace is None:
+            fits = _run_pairing(options, examination, report)
+        else:
+            fits = _run_trace_pairing(trace, examination, report)
         _run_parity(options, report, device)
-        if options.target is None:
+        if options.target is None and trace is None:
             report.skip(_DECODED, "no target was given")
         elif not fits:
             report.skip(_DECODED, "the draft does not fit the target")
+        elif trace is not None:
+            _run_replay(options, trace, report, device, dtype, on_progress)
         else:
             _run_decoding(options, report, device, dtype, on_progress)
     return _finish(options, examination, report, device)
@@ -177,7 +125,7 @@ def _check_structure(examination: Examination) -> CheckResult:
     )
 
 
-def _run_pairing(options: VerifyOptions, examination: Examination, report: _Report) -> bool:
+def _run_pairing(options: VerifyOptions, examination: Examination, report: ReportBuilder) -> bool:
     if options.target is None:
         report.skip(("pairing",), "no target was given")
         return False
@@ -190,21 +138,36 @@ def _run_pairing(options: VerifyOptions, examination: Examination, report: _Repo
     return result.verdict == "pass"
 
 
-def _run_parity(options: VerifyOptions, report: _Report, device: torch.device) -> None:
+def _run_trace_pairing(trace: Trace, examination: Examination, report: ReportBuilder) -> bool:
+    config = examination.config
+    assert config is not None, "the structure passed"
+    result = report.add(lambda: check_trace_pairing(config, trace.header))
+    recorded = trace.header.target
+    report.target = VerifiedTarget(
+        name=recorded.name,
+        config_sha256=recorded.config_sha256,
+        architecture="not recorded",
+        dtype=recorded.dtype,
+        device="not loaded",
+    )
+    return result.verdict == "pass"
+
+
+def _run_parity(options: VerifyOptions, report: ReportBuilder, device: torch.device) -> None:
     if options.source is None:
         report.skip(("parity",), "no --source was given")
         return
-    original = options.source
+    original, target = options.source, options.target or options.target_weights
     report.add(
         lambda: check_parity(
-            original, options.draft, target=options.target, device=device, seed=options.seed
+            original, options.draft, target=target, device=device, seed=options.seed
         )
     )
 
 
 def _run_decoding(
     options: VerifyOptions,
-    report: _Report,
+    report: ReportBuilder,
     device: torch.device,
     dtype: torch.dtype | None,
     on_progress: Progress,
@@ -219,13 +182,8 @@ def _run_decoding(
     run = _DecodeRun(options, target, draft, token_ids, on_progress)
     names = [prompt.id for prompt in prompts]
     report.num_prompts = len(prompts)
+    report.example = mark_up(names[0], run.results[0], tokenizer)
     report.stop_token_ids = tuple(sorted(run.options.stop_token_ids))
-    settings = AcceptanceSettings(
-        num_tokens=run.num_tokens,
-        min_accepted_length=options.min_accepted_length,
-        min_acceptance=options.min_acceptance,
-        seed=options.seed,
-    )
     report.add(lambda: run.check_greedy(names))
     if options.decode.sampling.greedy:
         report.skip(("lossless-sampling",), "it needs a temperature above 0")
@@ -233,7 +191,7 @@ def _run_decoding(
         report.add(run.check_sampling)
     report.add(
         lambda: measure_acceptance(
-            run.results, names, settings, mass_outside=run.observer.mass_outside
+            run.results, names, run.settings, mass_outside=run.observer.mass_outside
         )
     )
     if draft.confidence_head is None:
@@ -245,6 +203,38 @@ def _run_decoding(
         report.target = report.target.model_copy(
             update={"dtype": dtype_name, "device": str(device)}
         )
+
+
+def _run_replay(
+    options: VerifyOptions,
+    trace: Trace,
+    report: ReportBuilder,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    on_progress: Progress,
+) -> None:
+    draft = load_replayed_draft(
+        options.draft, trace, target=options.target_weights, device=device, dtype=dtype
+    )
+    decode = options.decode
+    report.num_prompts = len(trace)
+    report.stop_token_ids = tuple(sorted(decode.stop_token_ids))
+    report.skip(_DECODED[:2], "a trace was replayed, so nothing was decoded")
+    if trace.header.text_origin == "given":
+        report.add(
+            lambda: check_agreement(
+                draft, trace, decode, seed=options.seed, on_progress=on_progress
+            )
+        )
+        report.skip(("confidence",), "the target did not write the texts of the trace")
+        return
+    settings = options.acceptance_settings(count_tokens(draft, decode))
+    run = ReplayRun(draft, trace, decode, on_progress=on_progress)
+    report.add(lambda: run.check_acceptance(settings))
+    if draft.confidence_head is None:
+        report.skip(("confidence",), "the draft has no confidence head")
+    else:
+        report.add(run.check_confidence)
 
 
 class _DecodeRun:
@@ -263,6 +253,7 @@ class _DecodeRun:
         stop = target.stop_token_ids if stop is None else stop
         self.options = replace(options.decode, stop_token_ids=stop)
         self.num_tokens = self.options.num_speculative_tokens or draft.config.num_speculative_tokens
+        self.settings = options.acceptance_settings(self.num_tokens)
         self.seed, self.batch_size = options.seed, options.batch_size
         self.on_progress = on_progress
         self.observer = RunObserver(draft, target.vocab_size, options.seed)
@@ -307,7 +298,7 @@ def _identify_target(weights: TargetWeights) -> VerifiedTarget:
 
 
 def _finish(
-    options: VerifyOptions, examination: Examination, report: _Report, device: torch.device
+    options: VerifyOptions, examination: Examination, report: ReportBuilder, device: torch.device
 ) -> VerifyReport:
     inspection = describe(options.draft, examination)
     checkpoint = examination.checkpoint
@@ -323,7 +314,8 @@ def _finish(
         ),
         target=report.target,
         settings=VerifySettings(
-            prompts=options.prompts.name if options.prompts else BUNDLED,
+            prompts=_name_of_prompts(options),
+            trace=options.trace.name if options.trace else None,
             num_prompts=report.num_prompts,
             max_new_tokens=decode_options.max_new_tokens,
             stop_token_ids=report.stop_token_ids,
@@ -347,16 +339,11 @@ def _finish(
             },
         ),
         checks=tuple(report.results),
+        example=report.example,
         seconds=report.seconds,
     )
 
 
-def _usage(code: str, option: str, found: str, expected: str) -> UsageError:
-    return UsageError(
-        Finding(
-            code=code,
-            message=f"{option} cannot be used like this",
-            found=found,
-            expected=expected,
-        )
-    )
+def _name_of_prompts(options: VerifyOptions) -> str:
+    file = options.trace or options.prompts
+    return file.name if file else BUNDLED

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from dspark_convert.schemas.report import Interval, Verdict
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 BOOTSTRAP_RESAMPLES = 4000
 CALIBRATION_BINS = 10
@@ -34,7 +35,7 @@ def ratio_interval95(numerators: Floats, denominators: Floats, seed: int) -> Int
     return float(low), float(high)
 
 
-def judge(value: float, interval: Interval | None, threshold: float) -> Verdict:
+def judge(interval: Interval | None, threshold: float) -> Verdict:
     """Pass when the whole interval reaches the threshold, fail when all of it lies below."""
     if interval is None:
         return "inconclusive"
@@ -58,32 +59,46 @@ class Ranking:
     standard_error: float
 
 
-def rank(scores: Floats, positive: npt.NDArray[np.bool_]) -> Ranking | None:
+def rank(scores: Floats, positive: Floats | Flags, weights: Floats | None = None) -> Ranking | None:
     """The area under the ROC curve (Mann-Whitney U), with its standard error when it is 0.5.
 
-    None unless both outcomes occur.
+    ``positive`` may be the probability of the outcome, ``weights`` the expected number of cases; a
+    case then counts in part as either outcome. None unless both outcomes occur.
     """
-    positives, negatives = int(positive.sum()), int((~positive).sum())
-    if not positives or not negatives:
+    weights = np.ones(len(scores)) if weights is None else weights
+    _, group = np.unique(scores, return_inverse=True)
+    positives = np.bincount(group, weights=weights * positive)
+    negatives = np.bincount(group, weights=weights * (1.0 - positive))
+    total, others = float(positives.sum()), float(negatives.sum())
+    if not total or not others:
         return None
-    order = np.argsort(scores, kind="stable")
-    _, start, counts = np.unique(scores[order], return_index=True, return_counts=True)
-    ranks = np.empty(len(scores))
-    ranks[order] = np.repeat(start + (counts + 1) / 2, counts)
-    wins = ranks[positive].sum() - positives * (positives + 1) / 2
-    pairs = positives * negatives
-    return Ranking(float(wins / pairs), math.sqrt((positives + negatives + 1) / (12 * pairs)))
+    wins = float((positives * (negatives.cumsum() - negatives / 2)).sum())
+    pairs = total * others
+    return Ranking(wins / pairs, math.sqrt((total + others + 1) / (12 * pairs)))
 
 
-def expected_calibration_error(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
-    """Mean gap between confidence and frequency over bins of equal width, weighted by count."""
-    if not len(scores):
+def calibration_bin(scores: Floats) -> npt.NDArray[np.int64]:
+    """Which of the bins of equal width each score in [0, 1] falls into, counted from 0."""
+    bins: npt.NDArray[np.int64] = np.minimum(
+        (scores * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1
+    )
+    return bins
+
+
+def expected_calibration_error(
+    scores: Floats, positive: Floats | Flags, weights: Floats | None = None
+) -> float | None:
+    """Mean gap between confidence and frequency over bins of equal width, weighted by count.
+
+    ``positive`` and ``weights`` as in ``rank``.
+    """
+    weights = np.ones(len(scores)) if weights is None else weights
+    if not weights.any():
         return None
-    bins = np.minimum((scores * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-    counts = np.bincount(bins, minlength=CALIBRATION_BINS)
-    confident = np.bincount(bins, weights=scores, minlength=CALIBRATION_BINS)
-    happened = np.bincount(bins, weights=positive, minlength=CALIBRATION_BINS)
-    return float(np.abs(confident - happened).sum() / counts.sum())
+    bins = calibration_bin(scores)
+    confident = np.bincount(bins, weights=scores * weights, minlength=CALIBRATION_BINS)
+    happened = np.bincount(bins, weights=positive * weights, minlength=CALIBRATION_BINS)
+    return float(np.abs(confident - happened).sum() / weights.sum())
 
 
 def chi_square_of_uniform(values: Floats, bins: int) -> float:

@@ -1,0 +1,252 @@
+"""A recorded text put through a draft: how likely each drafted token is to be accepted.
+
+Shapes: T text positions, M anchors, N drafted tokens, C stored candidates of each position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark_convert.errors import Finding, UsageError
+from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.drafting import check_threshold, count_tokens
+from dspark_convert.runtime.records import DecodeOptions
+from dspark_convert.runtime.replay import (
+    MEMORY_BUDGET,
+    BlockScores,
+    compute_text_context,
+    score_blocks,
+)
+from dspark_convert.verification.expectation import Expectation, Flags, Floats, confident
+from dspark_convert.verification.trace import TraceSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """How a text was made, and how a draft would have drafted it.
+
+    ``decode`` holds the limit, stop tokens and sampling of the text, and what concerns the draft.
+    ``top_temperature`` is that of the stored candidates; None leaves the overlap out.
+    ``memory_budget`` is in bytes (see ``runtime.replay.score_blocks``).
+    """
+
+    decode: DecodeOptions
+    target_vocab_size: int
+    top_temperature: float | None = None
+    memory_budget: int = MEMORY_BUDGET
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One text, replayed. Row i is the anchor at position P + i."""
+
+    id: str
+    expectation: Expectation
+    confidence: Floats | None
+    """[M, N]: of the confidence head."""
+    draftable: Flags
+    """[M, N]: whether the text's token is in the draft vocabulary."""
+    overlap: tuple[Floats, Floats] | None
+    """Bounds [M] of sum_v min(p, q) of the first drafted token at ``top_temperature``."""
+
+
+def replay_sequence(draft: DraftModel, sequence: TraceSequence, options: ReplayOptions) -> Replay:
+    """Replay a text that the target wrote.
+
+    Raises:
+        UsageError: options that the draft cannot serve (see ``Drafter``), and
+            ``replay-log-probs-missing``: a sampled draft needs log p of a sampled text.
+    """
+    decode = options.decode
+    num_tokens = count_tokens(draft, decode)
+    check_threshold(draft, decode)
+    _require_log_probs(sequence, decode)
+    tokens, anchors = cut_text(sequence, decode, num_tokens)
+    left = len(tokens) - 1 - np.arange(anchors.start, anchors.stop)
+    proposed = left[:, None] >= np.arange(1, num_tokens + 1)
+    if not anchors:
+        nothing = np.zeros((0, num_tokens))
+        return Replay(sequence.id, Expectation(nothing, proposed, left), None, proposed, None)
+    scores = _score(draft, sequence, tokens, anchors, options, *_questions(sequence, options))
+    following = _following(tokens, anchors, num_tokens)
+    confidence = None if scores.confidence is None else _wide(scores.confidence)
+    if decode.confidence_threshold is not None:
+        assert confidence is not None, "checked above"
+        proposed = confident(proposed, confidence, np.array([decode.confidence_threshold]))[0]
+    acceptance = _acceptance(scores, sequence, following, anchors, decode)
+    vocabulary = draft.vocabulary.restrict(options.target_vocab_size)
+    draftable = vocabulary.map_target_to_draft(following.to(draft.device)) >= 0
+    return Replay(
+        id=sequence.id,
+        expectation=Expectation(acceptance, proposed, left),
+        confidence=confidence,
+        draftable=draftable.cpu().numpy(),
+        overlap=_overlap(scores, sequence, anchors),
+    )
+
+
+def measure_agreement(
+    draft: DraftModel, sequence: TraceSequence, options: ReplayOptions
+) -> tuple[Floats, Floats]:
+    """Where the draft's likeliest tokens are the target's, on a text whoever wrote it.
+
+    Returns anchors whose token k both have chosen, and anchors that have a token k: [N] each. Every
+    generated position with a token after it is an anchor.
+
+    Raises ``UsageError`` for options that the draft cannot serve.
+    """
+    num_tokens = count_tokens(draft, options.decode)
+    tokens, first = sequence.token_ids, sequence.first_generated
+    assert sequence.argmax_ids is not None
+    anchors = range(first, len(tokens) - 1)
+    if not anchors:
+        return np.zeros(num_tokens), np.zeros(num_tokens)
+    scores = _score(draft, sequence, tokens, anchors, options, 0.0, None)
+    chosen = torch.cat((tokens[:first], sequence.argmax_ids))
+    both = scores.greedy_ids.cpu() == _following(chosen, anchors, num_tokens, beyond=-1)
+    counted = np.minimum(len(tokens) - np.arange(1, num_tokens + 1) - first, len(anchors))
+    return both.sum(0).double().numpy(), counted.clip(0).astype(np.float64)
+
+
+def cut_text(
+    sequence: TraceSequence, decode: DecodeOptions, num_tokens: int
+) -> tuple[Tensor, range]:
+    """The text up to its first stop token, and the anchors from which rounds may start.
+
+    Raises ``UsageError`` (``replay-text-too-short``) unless the last round is whole.
+    """
+    first = sequence.first_generated
+    generated = sequence.token_ids[first:]
+    stops = torch.isin(generated, torch.tensor(sorted(decode.stop_token_ids))).nonzero()
+    if len(stops):
+        end = first + int(stops[0])
+        return sequence.token_ids[: end + 1], range(first, min(end, first + decode.max_new_tokens))
+    wanted = decode.max_new_tokens + num_tokens + 1
+    if len(generated) < wanted:
+        raise UsageError(
+            Finding(
+                code="replay-text-too-short",
+                message="a text ends before the last round does, and not with a stop token",
+                key=sequence.id,
+                expected=f"{wanted} tokens after the prompt",
+                found=str(len(generated)),
+                hint="replay fewer new tokens or fewer speculative tokens, or record again",
+            )
+        )
+    return sequence.token_ids, range(first, first + decode.max_new_tokens)
+
+
+def bound_overlap(log_p: Floats, tail_mass: Floats, log_q: Floats) -> tuple[Floats, Floats]:
+    """Bounds [...] of sum_v min(p, q), from log p and log q [..., C] of C tokens.
+
+    ``tail_mass`` [...] is the mass of p on all other tokens; there at least nothing, at most the
+    smaller of both masses is shared.
+    """
+    p, q = np.exp(log_p), np.exp(log_q)
+    low: Floats = np.minimum(p, q).sum(-1)
+    return low, low + np.minimum(tail_mass, np.maximum(1.0 - q.sum(-1), 0.0))
+
+
+def _score(
+    draft: DraftModel,
+    sequence: TraceSequence,
+    tokens: Tensor,
+    anchors: range,
+    options: ReplayOptions,
+    temperature: float,
+    top_ids: Tensor | None,
+) -> BlockScores:
+    budget, layer_ids = options.memory_budget, draft.config.target_layer_ids
+
+    def read(rows: slice) -> Tensor:
+        return replace(sequence, features=sequence.features[rows]).features_of(layer_ids)
+
+    return score_blocks(
+        draft,
+        compute_text_context(draft, anchors[-1], read, memory_budget=budget),
+        tokens,
+        anchors,
+        target_vocab_size=options.target_vocab_size,
+        temperature=temperature,
+        num_tokens=options.decode.num_speculative_tokens,
+        candidate_ids_MC=None if top_ids is None else _after(top_ids, sequence, anchors),
+        memory_budget=budget,
+    )
+
+
+def _questions(sequence: TraceSequence, options: ReplayOptions) -> tuple[float, Tensor | None]:
+    """The temperature of q, 0 when only the likeliest tokens matter, and stored candidates."""
+    if options.top_temperature is not None and sequence.top_ids is not None:
+        return options.top_temperature, sequence.top_ids
+    greedy = options.decode.draft_sampling == "greedy"
+    return (0.0 if greedy else options.decode.temperature), None
+
+
+def _after(values: Tensor, sequence: TraceSequence, anchors: range) -> Tensor:
+    """Of values that start at position P, those one position on from each anchor."""
+    start = anchors.start + 1 - sequence.first_generated
+    return values[start : start + len(anchors)]
+
+
+def _acceptance(
+    scores: BlockScores,
+    sequence: TraceSequence,
+    following_MN: Tensor,
+    anchors: range,
+    decode: DecodeOptions,
+) -> Floats:
+    """min(1, q / p) at the text's tokens; for a greedy draft whether it chose them."""
+    if decode.sampling.greedy or decode.draft_sampling == "greedy":
+        return _wide(scores.greedy_ids.cpu() == following_MN)
+    assert scores.log_q is not None
+    assert sequence.log_probs is not None
+    start = anchors.start - sequence.first_generated
+    log_p = _following(
+        sequence.log_probs, range(start, start + len(anchors)), scores.log_q.shape[1]
+    )
+    return np.exp(np.minimum(_wide(scores.log_q) - _wide(log_p), 0.0))
+
+
+def _overlap(
+    scores: BlockScores, sequence: TraceSequence, anchors: range
+) -> tuple[Floats, Floats] | None:
+    if scores.candidate_log_q is None:
+        return None
+    assert sequence.top_log_probs is not None
+    assert sequence.tail_mass is not None
+    return bound_overlap(
+        _wide(_after(sequence.top_log_probs, sequence, anchors)),
+        _wide(_after(sequence.tail_mass, sequence, anchors)),
+        _wide(scores.candidate_log_q),
+    )
+
+
+def _following(values: Tensor, anchors: range, num_tokens: int, *, beyond: int = 0) -> Tensor:
+    """``values`` [M, N] at the N positions after each anchor, ``beyond`` past their end."""
+    padded = torch.nn.functional.pad(values, (0, num_tokens), value=beyond)
+    return padded[anchors.start + 1 :].unfold(0, num_tokens, 1)[: len(anchors)]
+
+
+def _require_log_probs(sequence: TraceSequence, decode: DecodeOptions) -> None:
+    if sequence.log_probs is None and not decode.sampling.greedy:
+        if decode.draft_sampling == "greedy":
+            return
+        raise UsageError(
+            Finding(
+                code="replay-log-probs-missing",
+                message="the trace holds no log probabilities of its sampled text",
+                key=sequence.id,
+                hint="replay with --draft-sampling greedy, or record the trace with "
+                "dspark-verify record",
+            )
+        )
+
+
+def _wide(values: Tensor) -> Floats:
+    wide: Any = values.double().cpu().numpy()
+    return wide  # type: ignore[no-any-return]

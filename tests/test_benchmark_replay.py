@@ -1,0 +1,37 @@
+"""The benchmark of replay runs, at sizes that say nothing about speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import replay
+from tests.runtime.helpers import GOLDEN
+
+
+def test_replay_is_measured_against_the_loop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "figures.json"
+    replay.main(["--tiny", "--tokens", "12", "--long", "320", "--json", str(output)])
+    speeds, memories = json.loads(output.read_text())
+    assert [(entry["name"], entry["temperature"]) for entry in speeds] == [
+        (f"random, D = {vocabulary}", temperature)
+        for vocabulary in (128, 512)
+        for temperature in (0.0, 1.0)
+    ]
+    assert [(entry["texts"], entry["length"]) for entry in memories] == [(16, 20), (1, 320)]
+    for entry in speeds:
+        assert entry["tokens"] >= 12
+        assert 1 <= entry["replayed_length"] <= 5
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + len(speeds) + 2 + len(memories)
+
+
+def test_a_pair_on_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    draft = GOLDEN / "spec_vanilla_full_anchor_fp32" / "checkpoint"
+    pair = [str(GOLDEN / "verifier_fp32"), str(draft)]
+    replay.main(["--pair", *pair, "--prompts", "1", "--tokens", "12"])
+    assert "| checkpoint | 0 | 12 |" in capsys.readouterr().out

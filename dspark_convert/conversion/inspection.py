@@ -7,11 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 from dspark_convert.conversion.engines import engine_notes
-from dspark_convert.conversion.plan import shown_name
+from dspark_convert.conversion.identity import display_name
 from dspark_convert.conversion.published import Published
+from dspark_convert.errors import Findings
+from dspark_convert.formats.deepseek_v4 import holds_stages, read_bundled
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, Examination, examine
 from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD, VOCABULARY_TABLE
+from dspark_convert.schemas.bundled import BundledDraft
 from dspark_convert.schemas.inspection import CheckReport, Inspection
 
 
@@ -22,7 +25,11 @@ def inspect_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Inspe
         CheckpointError: not even the config can be read.
     """
     examination = examine(folder, overrides=overrides)
-    return describe(folder, examination)
+    bundled = _read_bundled(examination)
+    inspection = describe(folder, examination)
+    if bundled is None:
+        return inspection
+    return inspection.model_copy(update={"dialect": "deepseek-v4", "bundled": bundled})
 
 
 def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckReport:
@@ -31,12 +38,23 @@ def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckRe
     Raises:
         CheckpointError: not even the config can be read.
     """
-    findings = examine(folder, overrides=overrides).findings
+    examination = examine(folder, overrides=overrides)
+    _read_bundled(examination)
+    findings = examination.findings
     return CheckReport(
-        name=shown_name(folder.resolve().name),
+        name=display_name(folder),
         verdict="fail" if findings.of("error") else "pass",
         findings=tuple(findings),
     )
+
+
+def _read_bundled(examination: Examination) -> BundledDraft | None:
+    """The draft inside a DeepSeek-V4 target, judged by its own rules and not by a dialect's."""
+    checkpoint = examination.checkpoint
+    if checkpoint is None or not holds_stages(checkpoint.tensors):
+        return None
+    examination.findings = Findings(checkpoint.notes)
+    return read_bundled(checkpoint.config, checkpoint.tensors, examination.findings)
 
 
 def describe(folder: Path, examination: Examination) -> Inspection:
@@ -48,7 +66,7 @@ def describe(folder: Path, examination: Examination) -> Inspection:
     for tensor in tensors.values():
         sizes[tensor.dtype] += tensor.nbytes
     return Inspection(
-        name=shown_name(folder.resolve().name),
+        name=display_name(folder),
         dialect=examination.detection.dialect.name if examination.detection else None,
         evidence=examination.detection.evidence if examination.detection else (),
         draft=config,

@@ -1,4 +1,4 @@
-"""Config keys of a conversion to dense: every key of the source, and every key of the result."""
+"""Config keys of a conversion: every key of the source, and every key of the result."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from dspark_convert.formats.neutral import render_dense
 from dspark_convert.formats.overrides import overridden_paths
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.rules import (
+    Dialect,
     Document,
     KeyPath,
     assign,
     dotted,
     holds,
+    lookup,
     walk_keys,
 )
 from dspark_convert.schemas.draft import DraftConfig
@@ -31,7 +33,7 @@ LEFT_OUT: Mapping[str, str] = {
 }
 _NOT_RECORDED = frozenset({"_name_or_path"})
 
-_ADDED: Mapping[str, str] = {
+_ADDED_TO_DENSE: Mapping[str, str] = {
     "architectures": "the class that dense loaders look up",
     "model_type": "SGLang and vLLM need it to load a dense config",
     "tie_word_embeddings": "draft embedding and head are separate tensors",
@@ -50,35 +52,66 @@ _ADDED: Mapping[str, str] = {
 _ABSOLUTE_PATH = re.compile(r"(file:|/|~|[a-z]:[\\/]|\\\\).*", re.DOTALL | re.IGNORECASE)
 
 
+@dataclass(frozen=True)
+class Rendering:
+    """A draft's config in the result's dialect, before other keys of the source are carried in."""
+
+    dialect: Dialect
+    document: Document
+    added: Mapping[str, str]
+    """Why a key is there that the source lacks; by dotted name."""
+    homes: Mapping[KeyPath, KeyPath] = field(default_factory=dict)
+    """Where an earlier conversion took keys of the source from, which go back there."""
+    needless: Mapping[str, str] = field(default_factory=dict)
+    """Fields, and carried keys by dotted name, that the result leaves out, and why."""
+
+    @property
+    def keys(self) -> frozenset[KeyPath]:
+        """Every key of the document."""
+        return frozenset(path for path, _ in walk_keys(self.document, self.dialect.containers))
+
+    def reads(self, path: KeyPath) -> bool:
+        """Whether a reader of the dialect gives this key a meaning."""
+        places = [place.path for rule in self.dialect.rules for place in rule.places]
+        return any(path in (place[:1], self.dialect.key_of(place)) for place in places)
+
+
 @dataclass
 class ConvertedKeys:
-    """The result's ``config.json``, the account of every key, and what dense cannot say."""
+    """The result's ``config.json``, the account of every key, and what the result cannot say."""
 
+    rendering: Rendering
     document: Document
+    rendered: frozenset[KeyPath]
     steps: list[KeyStep] = field(default_factory=list)
     source_config: Document = field(default_factory=dict)
 
 
-def convert_keys(source: DraftSource, config: DraftConfig, findings: Findings) -> ConvertedKeys:
-    """Render ``config`` as dense and account for every key of the source.
+def dense_rendering(config: DraftConfig) -> Rendering:
+    """The dense form of a draft."""
+    return Rendering(DENSE, render_dense(config), _ADDED_TO_DENSE)
+
+
+def convert_keys(source: DraftSource, rendering: Rendering, findings: Findings) -> ConvertedKeys:
+    """Complete ``rendering`` with the source's other keys, and account for every key.
 
     Keys that no rule knows are carried; a nested one wins over a top-level one of the same name
     (``key-shadowed``), because engines flatten the nested object over the top level.
     """
-    result = ConvertedKeys(render_dense(config))
-    rendered = frozenset(result.document)
+    document = copy.deepcopy(rendering.document)
+    result = ConvertedKeys(rendering, document, rendering.keys)
     fields = _fields_by_path(source)
     overridden = overridden_paths(source.document, source.dialect, source.overrides)
-    for path, value in _decoder_first(source):
+    for path, value in _decoder_first(source, rendering):
         if path in overridden:
-            names = _dense_names(fields.get(path, (overridden[path],)), result.document)
+            told = fields.get(path, (overridden[path],))
             reason = f"overruled by {_option(overridden[path])}"
-            _account(result, "overridden", path, value, names, reason)
+            _account(result, "overridden", path, value, _names(result, path, told), reason)
         elif path in fields:
             _account_field(result, path, value, fields[path], source)
         else:
-            _account_other(result, path, value, source, rendered, findings)
-    _account_added(result, source, rendered)
+            _account_other(result, path, value, source, findings)
+    _account_added(result, source)
     return result
 
 
@@ -93,15 +126,22 @@ def without_local_paths(value: Any) -> Any:
     return value
 
 
-def _decoder_first(source: DraftSource) -> list[tuple[KeyPath, Any]]:
+def _decoder_first(source: DraftSource, rendering: Rendering) -> list[tuple[KeyPath, Any]]:
     """Every key to account for, those that win over others of the same name first."""
     keys = walk_keys(source.document, source.dialect.containers)
-    return sorted(keys, key=lambda item: _destination(item[0], source) == item[0])
+    return sorted(keys, key=lambda item: _destination(item[0], source, rendering) == item[0])
 
 
-def _destination(path: KeyPath, source: DraftSource) -> KeyPath:
-    """Where a carried key goes: the decoder's keys to the top level."""
-    return path[-1:] if path[:-1] == source.dialect.decoder else path
+def _destination(path: KeyPath, source: DraftSource, rendering: Rendering) -> KeyPath:
+    """Where a carried key goes: the decoder's keys to where the result keeps its decoder."""
+    output = rendering.dialect
+    if path in rendering.homes:
+        return rendering.homes[path]
+    if path[:-1] != source.dialect.decoder or source.dialect.decoder == output.decoder:
+        return path
+    nested = (*output.decoder, path[-1])
+    decoders_own = path[-1] in output.decoder_keys or nested in output.constants
+    return nested if decoders_own or not output.decoder else path
 
 
 def _fields_by_path(source: DraftSource) -> dict[KeyPath, tuple[str, ...]]:
@@ -118,14 +158,11 @@ def _fields_by_path(source: DraftSource) -> dict[KeyPath, tuple[str, ...]]:
     return told
 
 
-def _dense_names(fields: Iterable[str], document: Document) -> tuple[str, ...]:
-    names = [
-        name.partition(".")[0]
-        for field_name in fields
-        if (rule := DENSE.rule(field_name)) is not None
-        for name in rule.written_names()
-    ]
-    return tuple(dict.fromkeys(name for name in names if name in document))
+def _names(result: ConvertedKeys, path: KeyPath, fields: Iterable[str]) -> tuple[KeyPath, ...]:
+    """The result's keys that tell some fields; first the one that ``path`` came from."""
+    home = result.rendering.homes.get(path)
+    keys = [*([home] if home else []), *result.rendering.dialect.keys_of(fields)]
+    return tuple(dict.fromkeys(key for key in keys if holds(result.document, key)))
 
 
 def _account(
@@ -133,10 +170,11 @@ def _account(
     action: KeyAction,
     path: KeyPath,
     value: Any,
-    names: tuple[str, ...],
+    names: tuple[KeyPath, ...],
     reason: str,
 ) -> None:
-    result.steps.append(KeyStep(action=action, source=dotted(path), names=names, reason=reason))
+    named = tuple(dotted(name) for name in names)
+    result.steps.append(KeyStep(action=action, source=dotted(path), names=named, reason=reason))
     if action not in ("copied", "moved") and path[-1] not in _NOT_RECORDED:
         assign(result.source_config, path, without_local_paths(value))
 
@@ -148,73 +186,85 @@ def _account_field(
     fields: tuple[str, ...],
     source: DraftSource,
 ) -> None:
-    if _is_carried(path, fields, source):
-        destination = _destination(path, source)
-        action: KeyAction = "copied" if destination == path else "moved"
-        assign(result.document, destination, value)
-        reason = "an engine reads this spelling"
-        _account(result, action, path, value, (dotted(destination),), reason)
+    carried_to = _carried_to(path, fields, source, result.rendering)
+    if carried_to is not None:
+        assign(result.document, carried_to, value)
+        action: KeyAction = "copied" if carried_to == path else "moved"
+        _account(result, action, path, value, (carried_to,), "an engine reads this spelling")
         return
-    names = _dense_names(fields, result.document)
+    dialect, names = result.rendering.dialect.name, _names(result, path, fields)
+    same = [name for name in names if name[-1] == path[-1] and _equal(result, name, value)]
     if not names:
-        same_vocabulary = fields == ("draft_vocab_size",) and value is not None
-        reason = "equals vocab_size" if same_vocabulary else "null, or without meaning here"
-        _account(result, "dropped", path, value, (), reason)
-    elif result.document.get(path[-1]) == value and path[-1] in names:
-        action = "copied" if len(path) == 1 else "moved"
-        _account(result, action, path, value, names, "unchanged")
-    elif value is None or result.document[names[0]] is None:
+        _account(result, "dropped", path, value, (), _why_silent(result, fields, value))
+    elif same:
+        _account(result, "copied" if path in same else "moved", path, value, names, "unchanged")
+    elif value is None or lookup(result.document, names[0]) is None:
         _account(result, "dropped", path, value, (), "null, or without meaning here")
-    elif result.document[names[0]] == value:
-        _account(result, "moved", path, value, names, "the same value under the dense name")
+    elif _equal(result, names[0], value):
+        reason = f"the same value under the {dialect} name"
+        _account(result, "moved", path, value, names, reason)
     else:
-        _account(result, "transformed", path, value, names, "the dense spelling of the same")
+        reason = f"the {dialect} spelling of the same"
+        _account(result, "transformed", path, value, names, reason)
 
 
-def _is_carried(path: KeyPath, fields: tuple[str, ...], source: DraftSource) -> bool:
-    return any(
-        place.carried and place.path == path
-        for field_name in fields
-        if (rule := source.dialect.rule(field_name)) is not None
-        for place in rule.places
-    )
+def _equal(result: ConvertedKeys, name: KeyPath, value: Any) -> bool:
+    return bool(lookup(result.document, name) == value)
+
+
+def _why_silent(result: ConvertedKeys, fields: tuple[str, ...], value: Any) -> str:
+    needless = result.rendering.needless
+    for name in fields:
+        if name in needless:
+            return needless[name]
+    same_vocabulary = fields == ("draft_vocab_size",) and value is not None
+    return "equals vocab_size" if same_vocabulary else "null, or without meaning here"
+
+
+def _carried_to(
+    path: KeyPath, fields: tuple[str, ...], source: DraftSource, rendering: Rendering
+) -> KeyPath | None:
+    """Where a key goes that is repeated as it was; None for the others."""
+    if path not in _carried(source.dialect, fields) or dotted(path) in rendering.needless:
+        return None
+    spellings = [place for place in _carried(rendering.dialect, fields) if place[-1] == path[-1]]
+    return rendering.homes.get(path, spellings[0])
+
+
+def _carried(dialect: Dialect, fields: tuple[str, ...]) -> list[KeyPath]:
+    rules = [rule for name in fields if (rule := dialect.rule(name)) is not None]
+    return [place.path for rule in rules for place in rule.places if place.carried]
 
 
 def _account_other(
-    result: ConvertedKeys,
-    path: KeyPath,
-    value: Any,
-    source: DraftSource,
-    rendered: frozenset[str],
-    findings: Findings,
+    result: ConvertedKeys, path: KeyPath, value: Any, source: DraftSource, findings: Findings
 ) -> None:
-    own_reason = source.dialect.own_keys.get(path) or LEFT_OUT.get(path[-1])
-    destination = _destination(path, source)
+    rendering, dialect = result.rendering, result.rendering.dialect
+    own_reason = source.dialect.own_keys.get(path) if source.dialect is not dialect else None
+    destination = _destination(path, source, rendering)
     action: KeyAction = "copied" if destination == path else "moved"
-    existing = _outermost(result.document, destination)
-    if own_reason:
-        _account(result, "dropped", path, value, (), own_reason)
-    elif destination[0] in rendered:
+    existing = lookup(result.document, destination)
+    left_out = own_reason or LEFT_OUT.get(path[-1]) or dialect.foreign_keys.get(destination)
+    if left_out:
+        _account(result, "dropped", path, value, (), left_out)
+    elif destination in result.rendered:
         same = existing == value
-        reason = "the same in every dense config" if same else "replaced by the dense spelling"
-        _account(result, action if same else "transformed", path, value, destination[:1], reason)
+        reason = f"the same in every {dialect.name} config"
+        if not same:
+            action, reason = "transformed", f"replaced by the {dialect.name} spelling"
+        elif path in rendering.homes:
+            reason = "back where it came from"
+        _account(result, action, path, value, (destination,), reason)
+    elif destination != path and path not in rendering.homes and rendering.reads(destination):
+        reason = "no key of the decoder; at the top level it would be read"
+        _account(result, "dropped", path, value, (), reason)
     elif existing is None or existing == value:
         assign(result.document, destination, copy.deepcopy(value))
         reason = "not a key of ours; carried unchanged"
-        _account(result, action, path, value, (dotted(destination),), reason)
+        _account(result, action, path, value, (destination,), reason)
     else:
         _account(result, "dropped", path, value, (), "the decoder's key of this name is kept")
         _report_shadowed(path, value, existing, findings)
-
-
-def _outermost(document: Document, path: KeyPath) -> Any:
-    """The value at ``path``, or the one that is in its way; None where it is free."""
-    value: Any = document
-    for key in path:
-        if not isinstance(value, dict):
-            return value
-        value = value.get(key)
-    return value
 
 
 def _report_shadowed(path: KeyPath, value: Any, kept: Any, findings: Findings) -> None:
@@ -228,13 +278,17 @@ def _report_shadowed(path: KeyPath, value: Any, kept: Any, findings: Findings) -
     )
 
 
-def _account_added(result: ConvertedKeys, source: DraftSource, rendered: frozenset[str]) -> None:
+def _account_added(result: ConvertedKeys, source: DraftSource) -> None:
+    dialect, added = result.rendering.dialect, result.rendering.added
     named = {name for step in result.steps for name in step.names}
     given = {"sample_from_anchor"} if source.overrides.layout else set()
     given |= set(source.overrides.fields)
-    for name in sorted(rendered - named):
-        fields = {rule.field for rule in DENSE.rules if name in rule.written_names()}
-        reason = _ADDED.get(name, "made explicit")
+    for key in sorted(result.rendered):
+        name = dotted(key)
+        if name in named:
+            continue
+        fields = {rule.field for rule in dialect.rules if key in dialect.keys_of([rule.field])}
+        reason = added.get(name, "made explicit")
         if fields & given:
             reason = f"given with {_option((fields & given).pop())}"
         elif name == "sample_from_anchor":

@@ -1,21 +1,35 @@
-"""A conversion to dense as a value: planned on config and headers, printable, then carried out."""
+"""A conversion as a value: planned on config and headers, printable, then carried out."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dspark_convert.checkpoint.files import open_regular, read_range
-from dspark_convert.checkpoint.folder import Checkpoint, WeightFile
 from dspark_convert.checkpoint.side_files import SideFile, side_files
 from dspark_convert.conversion.engines import engine_notes
-from dspark_convert.conversion.keys import convert_keys, without_local_paths
+from dspark_convert.conversion.expand import expand_pieces, expanded_config, explain_keys
+from dspark_convert.conversion.history import MANIFEST_FILE, read_history
+from dspark_convert.conversion.identity import identify, shown_name
+from dspark_convert.conversion.keys import ConvertedKeys, convert_keys, dense_rendering
 from dspark_convert.conversion.published import Published
+from dspark_convert.conversion.speculators import (
+    find_speculators_origin,
+    find_verifier,
+    judge_expressible,
+    speculators_rendering,
+)
+from dspark_convert.conversion.speculators_weights import leave_out_verifiers, speculators_pieces
+from dspark_convert.conversion.spelling import (
+    REFERENCE,
+    find_engine,
+    judge_for,
+    spell_keys,
+    spell_pieces,
+)
 from dspark_convert.conversion.weights import (
+    NOTHING_LEFT_OUT,
     OutputWeights,
     Piece,
     plan_files,
@@ -28,18 +42,7 @@ from dspark_convert.formats.read import DraftSource, read_draft_with_notes
 from dspark_convert.formats.target import TargetWeights, find_target_weights, judge_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.draft import DraftConfig
-from dspark_convert.schemas.plan import (
-    ConversionPlan,
-    SideFileStep,
-    SourceFile,
-    SourceIdentity,
-)
-
-MANIFEST_FILE = "dspark_conversion.json"
-
-_HUB_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_HASH_CHUNK = 1 << 20
+from dspark_convert.schemas.plan import ConversionPlan, EarlierConversion, SideFileStep
 
 
 @dataclass(frozen=True)
@@ -54,69 +57,154 @@ class Conversion:
 
 
 def plan_to_dense(
-    folder: Path, *, target: Path | None = None, overrides: Overrides = NO_OVERRIDES
+    folder: Path,
+    *,
+    target: Path | None = None,
+    overrides: Overrides = NO_OVERRIDES,
+    written_for: str = REFERENCE,
+    expand_vocabulary: bool = False,
 ) -> Conversion:
-    """Plan the conversion of a draft to the reference dense form.
+    """Plan the conversion of a draft to the dense form.
 
     Args:
         folder: a local checkpoint folder, of any dialect that can be read.
         target: folder of the target model, whose embedding and head fill absent ones.
         overrides: what the user knows better than the source.
+        written_for: the engine whose spelling is written, as ``--for`` names it.
+        expand_vocabulary: make a reduced vocabulary full, with the same proposals.
 
     Raises:
         CheckpointError, DialectError, DraftError: the input is refused, with every error found.
+        UsageError: ``unknown-engine``.
     """
+    engine = find_engine(written_for)
     source, findings = read_draft_with_notes(folder, overrides=overrides)
+    history = read_history(folder, identify(source.checkpoint), findings)
     weights = find_target_weights(target) if target is not None else None
     config = _paired(source, weights, findings)
-    keys = convert_keys(source, config, findings)
+    if expand_vocabulary:
+        config = expanded_config(config)
+    keys = convert_keys(source, dense_rendering(config), findings)
     pieces = plan_pieces(source, weights, findings)
+    if expand_vocabulary:
+        pieces = expand_pieces(source, pieces)
+        explain_keys(keys)
+    if engine is not None:
+        spell_keys(engine, config, keys)
+        pieces = spell_pieces(engine, config, pieces)
+        judge_for(engine, _published(config, keys, pieces), pieces, weights, findings)
     findings.raise_errors(DraftError)
-    files = plan_files(source, pieces)
-    carried = side_files(folder)
     _note_absent(pieces, findings)
+    return _conversion(
+        source,
+        config,
+        keys,
+        pieces,
+        findings,
+        target=weights,
+        history=history,
+        written_for=written_for,
+        vocabulary_expanded=expand_vocabulary,
+    )
+
+
+def plan_to_speculators(
+    folder: Path,
+    *,
+    verifier: str | None = None,
+    keep_verifier_weights: bool = False,
+    overrides: Overrides = NO_OVERRIDES,
+) -> Conversion:
+    """Plan the conversion of a draft to the speculators form.
+
+    Where the source is the result of an earlier conversion from that form, its manifest restores
+    what the source cannot say. An embedding or full-vocabulary head that the source stores is
+    compared with the verifier's; nothing else but headers and the vocabulary table is read.
+
+    Args:
+        folder: a local checkpoint folder, of any dialect that can be read.
+        verifier: folder or repository of the target model, recorded as it is given (a snapshot of
+            the Hub cache by its repository); None: the one that a manifest records.
+        keep_verifier_weights: store embedding and head although they should be the verifier's.
+        overrides: what the user knows better than the source.
+
+    Raises:
+        CheckpointError, DialectError, DraftError: the input is refused, with every error found.
+        UsageError: ``bad-verifier``.
+    """
+    source, findings = read_draft_with_notes(folder, overrides=overrides)
+    history = read_history(folder, identify(source.checkpoint), findings)
+    origin = find_speculators_origin(source, history)
+    model = find_verifier(verifier, origin, findings)
+    if model.weights is not None:
+        judge_pairing(source.config, model.weights.config, model.weights.vocab_size, findings)
+    judge_expressible(source.config, findings)
+    left_out = leave_out_verifiers(
+        source,
+        model.weights,
+        origin.filled if origin else (),
+        findings,
+        keep=keep_verifier_weights,
+    )
+    findings.raise_errors(DraftError)
+    rendering = speculators_rendering(source, source.config, model, origin, findings)
+    return _conversion(
+        source,
+        source.config,
+        convert_keys(source, rendering, findings),
+        speculators_pieces(source, left_out),
+        findings,
+        target=model.weights,
+        history=history,
+        left_out=left_out,
+    )
+
+
+def _published(config: DraftConfig, keys: ConvertedKeys, pieces: list[Piece]) -> Published:
+    names = [piece.name for piece in pieces]
+    return Published(keys.rendering.dialect.name, config, keys.document, names)
+
+
+def _conversion(
+    source: DraftSource,
+    config: DraftConfig,
+    keys: ConvertedKeys,
+    pieces: list[Piece],
+    findings: Findings,
+    *,
+    target: TargetWeights | None,
+    history: tuple[EarlierConversion, ...],
+    left_out: Mapping[str, str] = NOTHING_LEFT_OUT,
+    written_for: str = REFERENCE,
+    vocabulary_expanded: bool = False,
+) -> Conversion:
+    """Everything decided, in the form that is printed, carried out and recorded."""
+    files = plan_files(source, pieces)
+    carried = side_files(source.folder)
     plan = ConversionPlan(
         source=identify(source.checkpoint),
         dialect=source.dialect.name,
+        output_dialect=keys.rendering.dialect.name,
         evidence=source.detection.evidence,
-        target=identify(weights.checkpoint) if weights else None,
+        target=identify(target.checkpoint) if target else None,
         draft=config,
         layout_evidence=source.parsed.layout_evidence,
         num_speculative_tokens=config.num_speculative_tokens,
-        overrides=overrides.as_document(),
+        overrides=source.overrides.as_document(),
+        written_for=written_for,
+        vocabulary_expanded=vocabulary_expanded,
         config=keys.document,
         source_config=keys.source_config,
-        tensors=tuple(tensor_steps(source, files)),
+        tensors=tuple(tensor_steps(source, files, left_out)),
         keys=tuple(keys.steps),
+        history=history,
         side_files=tuple(_side_step(file) for file in carried),
         output_bytes={file.name: file.size for file in files},
         findings=tuple(findings),
-        engines=engine_notes(
-            Published("dense", config, keys.document, [piece.name for piece in pieces])
-        ),
+        engines=engine_notes(_published(config, keys, pieces)),
     )
-    read_only = (folder, *([target] if target else []))
+    read_only = (source.folder, *([target.checkpoint.folder] if target else []))
     return Conversion(plan, tuple(files), tuple(f for f in carried if f.carried), read_only)
-
-
-def identify(checkpoint: Checkpoint) -> SourceIdentity:
-    """Name a checkpoint without naming anybody's folders: the repository, or the folder's name."""
-    real = checkpoint.folder.resolve()
-    name, revision = real.name, None
-    match = _HUB_FOLDER.fullmatch(real.parent.parent.name)
-    if match and real.parent.name == "snapshots" and _COMMIT.fullmatch(real.name):
-        name, revision = f"{match['owner']}/{match['name']}", real.name
-    return SourceIdentity(
-        name=shown_name(str(without_local_paths(name))),
-        revision=revision,
-        config_sha256=checkpoint.config_sha256,
-        files=tuple(_source_file(file) for file in checkpoint.files),
-    )
-
-
-def shown_name(name: str) -> str:
-    """A file name as documents hold it: bytes that are not UTF-8 become escapes."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _paired(source: DraftSource, weights: TargetWeights | None, findings: Findings) -> DraftConfig:
@@ -147,14 +235,3 @@ def _side_step(file: SideFile) -> SideFileStep:
         reason = "the manifest of an earlier conversion; a new one is written"
     action: Literal["copied", "left"] = "copied" if file.carried else "left"
     return SideFileStep(action=action, name=shown_name(file.name), reason=reason)
-
-
-def _source_file(file: WeightFile) -> SourceFile:
-    digest = hashlib.sha256()
-    with open_regular(file.path, file=file.name) as descriptor:
-        for start in range(0, file.header.data_begin, _HASH_CHUNK):
-            size = min(_HASH_CHUNK, file.header.data_begin - start)
-            digest.update(read_range(descriptor, start, size))
-    return SourceFile(
-        name=file.name, size=file.size, header_sha256=digest.hexdigest(), sha256=file.sha256
-    )

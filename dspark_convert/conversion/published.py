@@ -29,6 +29,21 @@ class Published:
         """Whether a dense config lacks one of ``keys``: engines do not infer what is absent."""
         return not self.speculators and any(self.document.get(key) is None for key in keys)
 
+    def named(self, architectures: Collection[str]) -> bool:
+        """Whether the config names one of ``architectures``."""
+        names = self.document.get("architectures")
+        return isinstance(names, list) and any(name in architectures for name in names)
+
+    def decoder_key(self, key: str) -> Any:
+        """A key of the decoder, from where this dialect keeps it."""
+        decoder = self.document.get("transformer_layer_config") if self.speculators else None
+        return (decoder if isinstance(decoder, Mapping) else self.document).get(key)
+
+    def hides(self, key: str) -> bool:
+        """Whether there is a ``dflash_config``, and ``key`` is not in it."""
+        block = self.document.get("dflash_config")
+        return isinstance(block, Mapping) and block.get(key) is None
+
     @property
     def layout_declared(self) -> bool:
         """Whether ``sample_from_anchor`` is written."""

@@ -10,17 +10,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from dspark_convert import __version__
 from dspark_convert.checkpoint.files import open_regular, read_limited, read_range
 from dspark_convert.checkpoint.folder import StoredTensor, open_checkpoint
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES, SideFile
 from dspark_convert.checkpoint.staging import staged_folder
 from dspark_convert.checkpoint.transfer import copy_range, ranges_equal
-from dspark_convert.conversion.plan import MANIFEST_FILE, Conversion, shown_name
+from dspark_convert.conversion.assembled import Assembled
+from dspark_convert.conversion.history import MANIFEST_FILE, read_manifest
+from dspark_convert.conversion.identity import shown_name
+from dspark_convert.conversion.plan import Conversion
 from dspark_convert.conversion.weights import INDEX_FILE, OutputWeights, Piece
-from dspark_convert.errors import CheckpointError, Finding, OutputError
+from dspark_convert.errors import Finding, OutputError
 from dspark_convert.schemas.plan import ConversionManifest, OutputFile
 
 CONFIG_FILE = "config.json"
@@ -80,10 +81,8 @@ def needed_bytes(conversion: Conversion) -> int:
 
 def is_our_output(folder: Path) -> bool:
     """Whether a folder holds a manifest of ours, and nothing that the manifest does not name."""
-    try:
-        document = json.loads(read_limited(folder / MANIFEST_FILE, limit=100_000_000))
-        manifest = ConversionManifest.model_validate(document)
-    except (CheckpointError, ValidationError, ValueError, RecursionError):
+    manifest = read_manifest(folder)
+    if manifest is None:
         return False
     named = {file.name for file in manifest.files} | {MANIFEST_FILE}
     return {shown_name(path.name) for path in folder.iterdir()} <= named
@@ -100,13 +99,31 @@ def _write_weights(file: OutputWeights, path: Path, on_bytes: Callable[[int], No
             if isinstance(content, bytes):
                 _write_at(output, offset, content)
                 continue
-            if content.path not in sources:
-                opened = open_regular(content.path, file=content.file)
-                sources[content.path] = stack.enter_context(opened)
+            stored = content.stored if isinstance(content, Assembled) else content
+            if stored is not None and stored.path not in sources:
+                opened = open_regular(stored.path, file=stored.file)
+                sources[stored.path] = stack.enter_context(opened)
+            if isinstance(content, Assembled):
+                descriptor = sources[stored.path] if stored else None
+                _write_blocks(content, descriptor, output, offset, on_bytes)
+                continue
             descriptor = sources[content.path]
             copy_range(
                 descriptor, content.offset, content.nbytes, output, offset, on_bytes=on_bytes
             )
+
+
+def _write_blocks(
+    content: Assembled,
+    source: int | None,
+    output: int,
+    offset: int,
+    on_bytes: Callable[[int], None],
+) -> None:
+    for first, end in content.blocks():
+        block = content.read(source, first, end)
+        _write_at(output, offset + first * content.row_bytes, block)
+        on_bytes(len(block))
 
 
 @contextmanager
@@ -155,13 +172,17 @@ def _manifest(conversion: Conversion, folder: Path) -> ConversionManifest:
         tool_version=__version__,
         source=plan.source,
         dialect=plan.dialect,
+        output_dialect=plan.output_dialect,
         target=plan.target,
         layout=plan.draft.layout,
         layout_evidence=plan.layout_evidence,
         overrides=plan.overrides,
+        written_for=plan.written_for,
+        vocabulary_expanded=plan.vocabulary_expanded,
         source_config=plan.source_config,
         tensors=plan.tensors,
         keys=plan.keys,
+        history=plan.history,
         side_files=plan.side_files,
         findings=plan.findings,
         files=tuple(files),
@@ -187,10 +208,28 @@ def _same_bytes(piece: Piece, stored: StoredTensor, *, whole: bool) -> bool:
         if isinstance(piece.content, bytes):
             return read_range(written, stored.offset, stored.nbytes) == piece.content
         content = piece.content
+        if isinstance(content, Assembled):
+            return _same_blocks(content, written, stored, whole=whole)
         with open_regular(content.path, file=content.file) as source:
             return ranges_equal(
                 source, content.offset, written, stored.offset, stored.nbytes, whole=whole
             )
+
+
+def _same_blocks(content: Assembled, written: int, stored: StoredTensor, *, whole: bool) -> bool:
+    """Make the blocks again, only the first and the last without ``whole``, and compare."""
+    blocks = list(content.blocks())
+    with ExitStack() as stack:
+        source = None
+        if content.stored is not None:
+            opened = open_regular(content.stored.path, file=content.stored.file)
+            source = stack.enter_context(opened)
+        for first, end in blocks if whole else {blocks[0], blocks[-1]}:
+            expected = content.read(source, first, end)
+            offset = stored.offset + first * content.row_bytes
+            if read_range(written, offset, len(expected)) != expected:
+                return False
+    return True
 
 
 def _differs(file: str, tensor: str | None) -> OutputError:

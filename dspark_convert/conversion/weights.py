@@ -1,12 +1,13 @@
-"""Tensors of a conversion to dense: what is copied, renamed, rewritten, filled in or left out."""
+"""Tensors of a conversion: what is copied, renamed, rewritten, filled in or left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.header import TensorEntry, layout_entries, render_header
+from dspark_convert.conversion.assembled import Assembled
 from dspark_convert.errors import Findings
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.target import TargetWeights
@@ -22,19 +23,20 @@ from dspark_convert.schemas.plan import TensorAction, TensorStep
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+NOTHING_LEFT_OUT: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor of the result: bytes of a stored tensor, or bytes made here."""
+    """One tensor of the result: bytes of a stored tensor, bytes made here, or made in writing."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    content: StoredTensor | bytes
+    content: StoredTensor | Assembled | bytes
     action: TensorAction
     reason: str
-    source: str
+    source: str | None
     source_file: str
 
 
@@ -58,7 +60,7 @@ def plan_pieces(
 ) -> list[Piece]:
     """Every tensor of the result. Only the vocabulary table may hold new bytes."""
     pieces = [
-        _piece(source, name, stored)
+        stored_piece(source, name, stored)
         for name, stored in source.tensors.items()
         if name != VOCABULARY_TABLE or source.table is not None
     ]
@@ -86,13 +88,22 @@ def plan_files(source: DraftSource, pieces: Iterable[Piece]) -> list[OutputWeigh
     ]
 
 
-def tensor_steps(source: DraftSource, files: Iterable[OutputWeights]) -> list[TensorStep]:
-    """The account of every tensor: those of the result in file order, then those left out."""
+def tensor_steps(
+    source: DraftSource,
+    files: Iterable[OutputWeights],
+    left_out: Mapping[str, str] = NOTHING_LEFT_OUT,
+) -> list[TensorStep]:
+    """The account of every tensor: those of the result in file order, then those left out.
+
+    ``left_out`` says why tensors of canonical names are, beside those that no draft stores.
+    """
+    files = tuple(files)
+    used = {piece.source for file in files for piece in file.pieces.values()}
     steps = [
         TensorStep(
             action=piece.action,
             source=piece.source,
-            source_file=piece.source_file,
+            source_file=piece.source_file if piece.source else None,
             name=piece.name,
             file=file.name,
             dtype=piece.dtype,
@@ -113,21 +124,31 @@ def tensor_steps(source: DraftSource, files: Iterable[OutputWeights]) -> list[Te
             shape=stored.shape,
             reason=reason,
         )
-        for stored, reason in _left_out(source)
+        for stored, reason in _left_out(source, used, left_out)
     ]
 
 
-def _left_out(source: DraftSource) -> list[tuple[StoredTensor, str]]:
-    left = [(stored, DROPPED[name]) for name, stored in source.named.dropped.items()]
+def _left_out(
+    source: DraftSource, used: Container[str | None], reasons: Mapping[str, str]
+) -> list[tuple[StoredTensor, str]]:
+    left = [
+        (stored, DROPPED[name])
+        for name, stored in source.named.dropped.items()
+        if stored.name not in used
+    ]
+    left += [(source.tensors[name], reason) for name, reason in reasons.items()]
     table = source.tensors.get(VOCABULARY_TABLE)
-    if table is not None and source.table is None:
-        left.append((table, "the identity; a full vocabulary has no table"))
+    if table is not None and table.name not in used:
+        expanded = "the vocabulary is expanded: draft ids are target ids"
+        identity = "the identity; a full vocabulary has no table"
+        left.append((table, identity if source.table is None else expanded))
     if source.named.second_table is not None:
         left.append((source.named.second_table, "the same table under its other name"))
     return left
 
 
-def _piece(source: DraftSource, name: str, stored: StoredTensor) -> Piece:
+def stored_piece(source: DraftSource, name: str, stored: StoredTensor) -> Piece:
+    """A tensor of the source under its canonical name; the table as int64 offsets."""
     content: StoredTensor | bytes = stored
     action: TensorAction = "copied" if name == stored.name else "renamed"
     reason = "unchanged" if action == "copied" else "same bytes under the name of the dense form"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dspark_convert.errors import DialectError, Finding
-from dspark_convert.formats.dialects import DENSE, SPECULATORS
+from dspark_convert.formats.dialects import DENSE, SPECFORGE, SPECULATORS
 from dspark_convert.formats.rules import Dialect
 
 CONFIG = "config.json"
@@ -34,17 +34,75 @@ OTHER_ARCHITECTURES: Mapping[str, str] = {
     "MTPDraftModel": "multi-token prediction (MTP)",
 }
 
-RECOGNISED_ARCHITECTURES: Mapping[str, tuple[str, str]] = {
-    "Gemma4DSparkModel": ("gemma4", "shares K and V, scales embeddings and caps logits"),
-    "K3DSparkModel": ("kimi-k3", "uses multi-head latent attention"),
-    "Lfm2DSparkDraftModel": ("lfm2", "targets LFM2 and is known to SGLang only"),
-    "DSparkMiniMaxDraftModel": ("minimax-m3", "stores its tensors inside the target's names"),
-    "MuseSparkDSparkModel": ("muse-spark", "is causal everywhere and caps its logits"),
-    "Qwen3OmniDSparkModel": ("qwen3-omni", "follows rules of its own in vLLM"),
-    "LingDSparkModel": ("ling", "is known to SGLang and llama.cpp only"),
-    "DeepseekV4ForCausalLMDSpark": ("deepseek-v4", "is bundled inside its target"),
+
+class Recognised(NamedTuple):
+    """A dialect that is known and not supported: what is different, and who serves it."""
+
+    dialect: str
+    what: str
+    served_by: str
+
+
+_DEEPSEEK_V4 = Recognised(
+    "deepseek-v4",
+    "is bundled inside its target (dspark_* keys, mtp.* tensors)",
+    "vLLM and SGLang, from the target's own folder: nothing is renamed",
+)
+_MODELOPT = Recognised(
+    "modelopt", "stores quantised weights with scales", "the engine that it was quantised for"
+)
+_MINIMAX = Recognised(
+    "minimax-m3",
+    "stores its tensors below dspark. among the target's and is bidirectional everywhere",
+    "SGLang",
+)
+_NEMOTRON = Recognised(
+    "nemotron-nvfp4",
+    "stores NVFP4 weights and its own embedding, and lets the target supply the head",
+    "SGLang",
+)
+_TORCHSPEC = Recognised(
+    "torchspec",
+    'is a training checkpoint (model_type "qwen3_dspark", Markov head "classical")',
+    "no engine; export it from TorchSpec to the dense form",
+)
+_KIMI_K3 = Recognised(
+    "kimi-k3",
+    "uses multi-head latent attention; its num_target_layers counts the captured layers",
+    "vLLM",
+)
+
+RECOGNISED_ARCHITECTURES: Mapping[str, Recognised] = {
+    "Gemma4DSparkModel": Recognised(
+        "gemma4",
+        "shares K and V, scales embeddings and caps logits",
+        "vLLM and DeepSpec",
+    ),
+    "K3DSparkModel": _KIMI_K3,
+    "Lfm2DSparkDraftModel": Recognised("lfm2", "targets LFM2", "SGLang and llama.cpp"),
+    "DSparkMiniMaxDraftModel": _MINIMAX,
+    "MuseSparkDSparkModel": Recognised(
+        "muse-spark",
+        "is causal everywhere, caps its logits and always needs lm_head and d2t",
+        "vLLM",
+    ),
+    "Qwen3OmniDSparkModel": Recognised(
+        "qwen3-omni",
+        "follows rules of its own: vanilla head, anchor-first, the width of the thinker",
+        "vLLM",
+    ),
+    "LingDSparkModel": Recognised("ling", "targets Ling", "SGLang and llama.cpp"),
+    "DeepseekV4ForCausalLMDSpark": _DEEPSEEK_V4,
+    "DSparkV41DraftModel": _DEEPSEEK_V4,
 }
-"""DSpark drafts whose decoder is not the Qwen3 one: dialect, and what is different."""
+"""DSpark drafts whose decoder is not the Qwen3 one, by architecture."""
+
+RECOGNISED_MODEL_TYPES: Mapping[str, Recognised] = {
+    "k3_dspark": _KIMI_K3,
+    "qwen3_dspark": _TORCHSPEC,
+}
+
+_MINIMAX_PREFIXES = ("dspark.", "model.dspark.", "language_model.model.dspark.")
 
 
 @dataclass(frozen=True)
@@ -67,7 +125,7 @@ def detect(config: Mapping[str, Any], tensor_names: Iterable[str]) -> Detection:
     if isinstance(config.get("transformer_layer_config"), dict):
         return Detection(SPECULATORS, _speculators_evidence(config))
     if _nested_only(config):
-        raise _unsupported("specforge", "keeps every DSpark key inside dflash_config")
+        return Detection(SPECFORGE, _specforge_evidence(config))
     evidence = _dense_evidence(config)
     if evidence:
         return Detection(DENSE, evidence)
@@ -77,7 +135,8 @@ def detect(config: Mapping[str, Any], tensor_names: Iterable[str]) -> Detection:
             message="nothing in the config says that this is a DSpark draft",
             file=CONFIG,
             found=f"architectures {config.get('architectures')!r}",
-            expected="transformer_layer_config (speculators), or markov_rank and target_layer_ids",
+            expected="transformer_layer_config (speculators), markov_rank and target_layer_ids "
+            "(dense), or markov_rank in dflash_config (SpecForge)",
             hint="give the folder of the draft, not of the target model",
         )
     )
@@ -92,6 +151,14 @@ def _speculators_evidence(config: Mapping[str, Any]) -> tuple[str, ...]:
     signs = ["transformer_layer_config nests the decoder"]
     if config.get("speculators_model_type") == "dspark":
         signs.append('speculators_model_type is "dspark"')
+    return tuple(signs)
+
+
+def _specforge_evidence(config: Mapping[str, Any]) -> tuple[str, ...]:
+    block = config["dflash_config"]
+    signs = ["dflash_config holds the keys of the heads, the top level none"]
+    if block.get("projector_type") == "dspark":
+        signs.append('dflash_config.projector_type is "dspark"')
     return tuple(signs)
 
 
@@ -131,14 +198,30 @@ def _has_markov(config: Mapping[str, Any]) -> bool:
 def _refuse_recognised(config: Mapping[str, Any], tensor_names: Iterable[str]) -> None:
     for name in _architectures(config):
         if name in RECOGNISED_ARCHITECTURES:
-            raise _unsupported(*RECOGNISED_ARCHITECTURES[name])
+            raise _unsupported(RECOGNISED_ARCHITECTURES[name])
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in RECOGNISED_MODEL_TYPES:
+        raise _unsupported(RECOGNISED_MODEL_TYPES[model_type])
+    if config.get("markov_head_type") == "classical":
+        raise _unsupported(_TORCHSPEC)
+    names = tuple(tensor_names)
     if config.get("dspark_target_layer_ids") is not None or any(
-        name.startswith("mtp.") for name in tensor_names
+        name.startswith("mtp.") for name in names
     ):
-        raise _unsupported("deepseek-v4", "is bundled inside its target (dspark_* keys, mtp.*)")
+        raise _unsupported(_DEEPSEEK_V4)
+    if any(name.startswith(_MINIMAX_PREFIXES) for name in names):
+        raise _unsupported(_MINIMAX)
+    _refuse_quantised(config)
+
+
+def _refuse_quantised(config: Mapping[str, Any]) -> None:
     quantization = config.get("quantization_config")
-    if isinstance(quantization, dict) and quantization.get("quant_method") == "modelopt":
-        raise _unsupported("modelopt", "stores quantised weights with scales")
+    if not isinstance(quantization, dict):
+        return
+    if quantization.get("quant_algo") == "W4A16_NVFP4" and config.get("has_embed_tokens") is True:
+        raise _unsupported(_NEMOTRON)
+    if quantization.get("quant_method") == "modelopt":
+        raise _unsupported(_MODELOPT)
 
 
 def _other_draft(kind: str, found: str) -> DialectError:
@@ -153,14 +236,15 @@ def _other_draft(kind: str, found: str) -> DialectError:
     )
 
 
-def _unsupported(dialect: str, what: str) -> DialectError:
+def _unsupported(recognised: Recognised) -> DialectError:
+    dialect, what, served_by = recognised
     return DialectError(
         Finding(
             code="unsupported-dialect",
             message=f"a DSpark draft of the {dialect} dialect, which {what}; it is not supported",
             file=CONFIG,
             found=dialect,
-            expected="dense or speculators, with a Qwen3-style decoder",
-            hint="serve it with the engine that it was published for",
+            expected="dense, speculators or SpecForge, with a Qwen3-style decoder",
+            hint=f"served by: {served_by}",
         )
     )

@@ -7,7 +7,7 @@ Four fields are spelled apart from ``DraftConfig``, because files keep their par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dspark_convert.formats.rules import Dialect, FieldRule, KeyPath, Place
@@ -113,17 +113,38 @@ def _blocks(name: str) -> tuple[KeyPath, ...]:
     return ("dflash_config", name), ("dspark_config", name)
 
 
+def _inside(name: str, *aliases: str) -> tuple[Place, ...]:
+    """A draft key that a writer keeps in ``dflash_config``, read at top level too."""
+    block, other = _blocks(name)
+    return _places(block, other, (name,), *((alias,) for alias in aliases))
+
+
+def _layout_places(*, both: bool) -> tuple[Place, ...]:
+    """Every spelling of the layout; ``shift_label`` is that of DFlash's Domino projector.
+
+    ``query_zero_predicts_next`` and ``shift_label``: SGLang, pull request 40203.
+    """
+    names = ("sample_from_anchor", "query_zero_predicts_next", "shift_label")
+    paths = [path for name in names for path in ((name,), *_blocks(name))]
+    first, *others = paths
+    return (
+        Place(first),
+        Place(("dspark_bonus_anchor",), negated, negated, written=both),
+        *(Place(path, negated, negated, False) for path in _blocks("dspark_bonus_anchor")),
+        *_places(*others, written=0),
+    )
+
+
 _LAYOUT_RULE_CODE = "layout-conflict"
 
 
 def _draft_rules(
-    layer_ids: tuple[Place, ...], decoder: KeyPath = (), *, both_layout_keys: bool
+    layer_ids: tuple[Place, ...],
+    decoder: KeyPath = (),
+    *,
+    both_spellings: bool,
+    heads: Callable[..., tuple[Place, ...]] = _nested,
 ) -> tuple[FieldRule, ...]:
-    layout = (
-        Place(("sample_from_anchor",)),
-        Place(("dspark_bonus_anchor",), negated, negated, written=both_layout_keys),
-        *_places(*_blocks("sample_from_anchor"), written=0),
-    )
     causality = (
         Place(("sliding_window_non_causal",)),
         *(
@@ -134,22 +155,25 @@ def _draft_rules(
     )
     dtype = (
         Place(("dtype",), _plain_dtype),
-        Place(("torch_dtype",), _plain_dtype, written=both_layout_keys),
+        Place(("torch_dtype",), _plain_dtype, written=both_spellings),
     )
+    layout = _layout_places(both=both_spellings)
     return (
         FieldRule("block_size", _nested("block_size", "dspark_block_size")),
-        FieldRule("mask_token_id", _nested("mask_token_id", "dspark_noise_token_id")),
+        FieldRule("mask_token_id", heads("mask_token_id", "dspark_noise_token_id")),
         FieldRule("target_layer_ids", layer_ids),
         FieldRule("sample_from_anchor", layout, None, conflict_code=_LAYOUT_RULE_CODE),
         FieldRule("draft_vocab_size", _nested("draft_vocab_size"), default=None),
         FieldRule("target_hidden_size", _nested("target_hidden_size"), default=None),
         FieldRule("num_target_layers", _nested("num_target_layers"), default=None),
         FieldRule("sliding_window_non_causal", causality, default=None),
-        FieldRule("markov_rank", _nested("markov_rank"), default=None),
-        FieldRule("markov_head_type", _nested("markov_head_type"), default=None),
-        FieldRule("enable_confidence_head", _nested("enable_confidence_head"), default=None),
+        FieldRule("markov_rank", heads("markov_rank", "dspark_markov_rank"), default=None),
         FieldRule(
-            "confidence_head_with_markov", _nested("confidence_head_with_markov"), default=None
+            "markov_head_type", heads("markov_head_type", "dspark_markov_head_type"), default=None
+        ),
+        FieldRule("enable_confidence_head", heads("enable_confidence_head"), default=None),
+        FieldRule(
+            "confidence_head_with_markov", heads("confidence_head_with_markov"), default=None
         ),
         FieldRule("num_anchors", _places(("num_anchors",)), default=None),
         FieldRule("dtype", dtype, default=None),
@@ -177,7 +201,7 @@ DENSE = Dialect(
                 _aux("aux_hidden_state_layer_ids", written=False),
                 *_BLOCK_LAYER_IDS,
             ),
-            both_layout_keys=True,
+            both_spellings=True,
         ),
     ),
     constants={
@@ -186,6 +210,38 @@ DENSE = Dialect(
         ("tie_word_embeddings",): False,
     },
     containers=(("dflash_config",), ("dspark_config",)),
+    undeclared_layout="every reader of the dense form takes an absent key as this",
+)
+
+SPECFORGE = Dialect(
+    name="specforge",
+    rules=(
+        *_decoder_rules(()),
+        *_draft_rules(
+            (
+                Place(("dflash_config", "target_layer_ids")),
+                Place(("dspark_config", "target_layer_ids"), written=False),
+                Place(("target_layer_ids",), written=False),
+                _aux("eagle_aux_hidden_state_layer_ids", written=False),
+                _aux("aux_hidden_state_layer_ids", written=False),
+            ),
+            both_spellings=False,
+            heads=_inside,
+        ),
+    ),
+    constants={
+        ("architectures",): ["DSparkDraftModel"],
+        ("model_type",): "qwen3",
+        ("tie_word_embeddings",): False,
+        ("dflash_config", "projector_type"): "dspark",
+    },
+    own_keys={
+        ("dflash_config", "projector_type"): "tells DSpark from DFlash inside SpecForge",
+        ("dflash_config", "attention_mode"): "picks a class of SpecForge; the tensors say the same",
+        ("dflash_config", "confidence_head_alpha"): "weight of a training loss",
+    },
+    containers=(("dflash_config",), ("dspark_config",)),
+    undeclared_layout="SpecForge trains no other layout and declares none",
 )
 
 SPECULATORS = Dialect(
@@ -200,7 +256,7 @@ SPECULATORS = Dialect(
                 *_BLOCK_LAYER_IDS,
             ),
             ("transformer_layer_config",),
-            both_layout_keys=False,
+            both_spellings=False,
         ),
     ),
     constants={
@@ -214,8 +270,17 @@ SPECULATORS = Dialect(
         ("speculators_model_type",): "names the speculators class",
         ("speculators_version",): "version of the library that wrote the source",
     },
+    foreign_keys={("model_type",): "vLLM takes a config with a model_type at top level for dense"},
     containers=(("transformer_layer_config",), ("dflash_config",), ("dspark_config",)),
     decoder=("transformer_layer_config",),
+    decoder_keys=frozenset(
+        {
+            *("attention_dropout", "initializer_range", "use_cache", "max_window_layers"),
+            *("bos_token_id", "eos_token_id", "pad_token_id"),
+        }
+    ),
 )
 
-DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (DENSE, SPECULATORS)}
+DIALECTS: Mapping[str, Dialect] = {
+    dialect.name: dialect for dialect in (DENSE, SPECFORGE, SPECULATORS)
+}

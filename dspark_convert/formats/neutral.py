@@ -6,6 +6,7 @@ and the heads with the tensors that prove them where a config is silent.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,13 @@ from pydantic import ValidationError
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.errors import Findings
 from dspark_convert.formats.detect import CONFIG
-from dspark_convert.formats.dialects import DEEPSPEC_NUM_ANCHORS, DENSE
+from dspark_convert.formats.dialects import DEEPSPEC_NUM_ANCHORS, DENSE, SPECULATORS
 from dspark_convert.formats.rules import (
     UNKNOWN,
     Dialect,
     Document,
     Reading,
+    assign,
     dotted,
     lookup,
     read_field,
@@ -99,18 +101,26 @@ def split_config(config: DraftConfig) -> dict[str, Any]:
     return values
 
 
-def render_dense(config: DraftConfig) -> Document:
-    """``config.json`` of the dense form, as far as ``DraftConfig`` determines it.
+def render(config: DraftConfig, dialect: Dialect) -> Document:
+    """``config.json`` of a dialect, as far as ``DraftConfig`` determines it.
 
-    ``draft_vocab_size`` appears only where it differs, ``num_anchors`` always (DeepSpec's loader
-    asks for it; 512 when not known). The source of each key: FORMATS, sections 1.1 and 5.
+    ``draft_vocab_size`` appears where it differs from ``vocab_size``, and in speculators always,
+    whose default is another number. The source of each key: FORMATS, sections 1 and 5.
     """
     document: Document = {}
-    for path, value in DENSE.constants.items():
-        document[path[-1]] = value
+    for path, value in dialect.constants.items():
+        assign(document, path, copy.copy(value))
     values = split_config(config)
-    values["num_anchors"] = config.num_anchors or DEEPSPEC_NUM_ANCHORS
-    write_fields(DENSE.rules, values, document)
+    if dialect is SPECULATORS:
+        values["draft_vocab_size"] = config.draft_vocab_size
+    write_fields(dialect.rules, values, document)
+    return document
+
+
+def render_dense(config: DraftConfig) -> Document:
+    """The dense form, with ``num_anchors`` (DeepSpec's loader asks for it; 512 when not known)."""
+    anchors = config.num_anchors or DEEPSPEC_NUM_ANCHORS
+    document = render(config.model_copy(update={"num_anchors": anchors}), DENSE)
     document.setdefault("sliding_window", None)
     return document
 
@@ -249,8 +259,8 @@ def _layout(
         evidence = f"inferred: {tokens} speculative tokens in a block of {block}"
         findings.note("layout-inferred", f"the layout is not declared; {evidence}", file=CONFIG)
         return suggested, evidence
-    if dialect is DENSE:
-        evidence = "by convention: every reader of the dense form takes an absent key as this"
+    if dialect.undeclared_layout is not None:
+        evidence = f"by convention: {dialect.undeclared_layout}"
         findings.note(
             "layout-by-convention", f"the layout is not declared; {evidence}", file=CONFIG
         )

@@ -17,7 +17,7 @@ from dspark_convert.checkpoint.folder import (
 from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.errors import CheckpointError, DraftError, DSparkError, Findings
 from dspark_convert.formats.detect import CONFIG, Detection, detect
-from dspark_convert.formats.dialects import DENSE
+from dspark_convert.formats.dialects import SPECULATORS
 from dspark_convert.formats.judge import judge_config
 from dspark_convert.formats.neutral import ParsedConfig, parse_config
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides, apply_overrides
@@ -187,7 +187,7 @@ def _parse(
 
 
 def _types_right(document: Document, dialect: Dialect, findings: Findings) -> bool:
-    model = DenseConfig if dialect is DENSE else SpeculatorsConfig
+    model = SpeculatorsConfig if dialect is SPECULATORS else DenseConfig
     try:
         model.model_validate(document)
     except ValidationError as error:

@@ -74,10 +74,26 @@ class Dialect:
     """Keys with the same value in every file of the dialect."""
     own_keys: Mapping[KeyPath, str] = field(default_factory=dict)
     """Keys that mean nothing elsewhere, with the reason why a conversion leaves them out."""
+    foreign_keys: Mapping[KeyPath, str] = field(default_factory=dict)
+    """Keys that a file of the dialect must not have, and what would happen."""
     containers: tuple[KeyPath, ...] = ()
     """Nested objects whose keys are accounted for one by one."""
     decoder: KeyPath = ()
     """The object that holds the decoder's keys."""
+    decoder_keys: frozenset[str] = frozenset()
+    """Keys of that object that describe no draft: transformers' own, the target's leftovers."""
+    undeclared_layout: str | None = None
+    """Why a file that says nothing about its layout is anchor-first; None: it must say."""
+
+    def key_of(self, path: KeyPath) -> KeyPath:
+        """The key that accounts for ``path``: one of the top level, or one inside a container."""
+        return path[:2] if path[:1] in self.containers else path[:1]
+
+    def keys_of(self, fields: Iterable[str]) -> tuple[KeyPath, ...]:
+        """The keys that a writer fills for some fields, each once."""
+        rules = [rule for name in fields if (rule := self.rule(name)) is not None]
+        written = [place.path for rule in rules for place in rule.places if place.written]
+        return tuple(dict.fromkeys(self.key_of(path) for path in written))
 
     def rule(self, name: str) -> FieldRule | None:
         """The rule of a field."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
 from dspark_convert.errors import Finding
 from dspark_convert.schemas.base import OwnDocument
+from dspark_convert.schemas.bundled import BundledDraft
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.plan import EngineNote
 
@@ -20,6 +21,9 @@ class Inspection(OwnDocument):
     dialect: str | None
     evidence: tuple[str, ...]
     draft: DraftConfig | None
+    bundled: BundledDraft | None = Field(
+        default=None, description="a draft inside its DeepSeek-V4 target"
+    )
     layout_evidence: str | None
     num_speculative_tokens: int | None
     vocabulary_table: str | None

@@ -10,7 +10,7 @@ from dspark_convert.errors import Finding
 from dspark_convert.schemas.base import OwnDocument
 from dspark_convert.schemas.draft import DraftConfig, Layout
 
-TensorAction = Literal["copied", "renamed", "transformed", "filled", "dropped"]
+TensorAction = Literal["copied", "renamed", "transformed", "filled", "added", "dropped"]
 KeyAction = Literal["copied", "moved", "transformed", "added", "overridden", "dropped"]
 
 
@@ -70,8 +70,25 @@ class EngineNote(OwnDocument):
     verdict: Literal["loads", "refuses", "silent"] = Field(
         description="silent: loads, but drafts worse than it should"
     )
+    code: str = Field(description="what kind of fault; stable")
     reason: str
     evidence: str = Field(description="source file of the engine, or how it was found out")
+    way_out: str | None = Field(default=None, description="what to do about it")
+    avoided_by_launch: bool = Field(
+        default=False, description="the launch line that `engines` prints takes the fault away"
+    )
+
+
+class EarlierConversion(OwnDocument):
+    """A conversion that the source is the result of: what is needed to undo it."""
+
+    source: SourceIdentity
+    dialect: str
+    target: SourceIdentity | None
+    overrides: dict[str, Any]
+    source_config: dict[str, Any]
+    tensors: tuple[TensorStep, ...]
+    keys: tuple[KeyStep, ...]
 
 
 class ConversionPlan(OwnDocument):
@@ -80,12 +97,19 @@ class ConversionPlan(OwnDocument):
     schema_version: Literal[1] = 1
     source: SourceIdentity
     dialect: str
+    output_dialect: str = Field(default="dense", description="dense or speculators")
     evidence: tuple[str, ...] = Field(description="why the source was taken for that dialect")
     target: SourceIdentity | None = Field(description="where absent tensors come from")
     draft: DraftConfig
     layout_evidence: str
     num_speculative_tokens: int
     overrides: dict[str, Any]
+    written_for: str = Field(
+        default="reference", description="the engine whose spelling the result has"
+    )
+    vocabulary_expanded: bool = Field(
+        default=False, description="a reduced vocabulary was made full, with the same proposals"
+    )
     config: dict[str, Any] = Field(description="config.json of the result")
     source_config: dict[str, Any] = Field(
         description="source keys that the result does not repeat as they were, for the way back"
@@ -93,6 +117,9 @@ class ConversionPlan(OwnDocument):
     tensors: tuple[TensorStep, ...]
     keys: tuple[KeyStep, ...]
     side_files: tuple[SideFileStep, ...]
+    history: tuple[EarlierConversion, ...] = Field(
+        default=(), description="conversions that made the source, newest first"
+    )
     output_bytes: dict[str, int] = Field(description="weight files of the result and their sizes")
     findings: tuple[Finding, ...]
     engines: tuple[EngineNote, ...]
@@ -114,13 +141,23 @@ class ConversionManifest(OwnDocument):
     tool_version: str
     source: SourceIdentity
     dialect: str
+    output_dialect: str = Field(default="dense", description="dense or speculators")
     target: SourceIdentity | None
     layout: Layout
     layout_evidence: str
     overrides: dict[str, Any]
+    written_for: str = Field(
+        default="reference", description="the engine whose spelling the result has"
+    )
+    vocabulary_expanded: bool = Field(
+        default=False, description="a reduced vocabulary was made full, with the same proposals"
+    )
     source_config: dict[str, Any]
     tensors: tuple[TensorStep, ...]
     keys: tuple[KeyStep, ...]
     side_files: tuple[SideFileStep, ...]
+    history: tuple[EarlierConversion, ...] = Field(
+        default=(), description="conversions that made the source, newest first"
+    )
     findings: tuple[Finding, ...]
     files: tuple[OutputFile, ...]

@@ -69,6 +69,8 @@ class HeadKeys(SourceDocument):
     num_target_layers: int | None = None
     sample_from_anchor: bool | None = None
     dspark_bonus_anchor: bool | None = None
+    query_zero_predicts_next: bool | None = None
+    shift_label: bool | None = None
     sliding_window_non_causal: bool | None = None
     markov_rank: int | None = None
     markov_head_type: str | None = None
@@ -115,13 +117,18 @@ class DraftKeys(HeadKeys, LayerIdKeys, DecoderKeys):
     torch_dtype: str | None = None
     dspark_block_size: int | None = None
     dspark_noise_token_id: int | None = None
+    dspark_markov_rank: int | None = None
+    dspark_markov_head_type: str | None = None
     dflash_config: BlockKeys | None = None
     dspark_config: BlockKeys | None = None
     speculators_config: SpeculatorsBlock | None = None
 
 
 class DenseConfig(DraftKeys):
-    """``config.json`` of the dense form, as DeepSpec writes it and dense engines read it."""
+    """``config.json`` of the dense form, as DeepSpec writes it and dense engines read it.
+
+    SpecForge's exports are flat too; they only keep more of the same keys in ``dflash_config``.
+    """
 
 
 class SpeculatorsConfig(DraftKeys):

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dspark_convert.conversion.engines import CLAIMS, VERSIONS, engine_notes
+from dspark_convert.conversion.engines import (
+    CLAIMS,
+    VERSIONS,
+    Claim,
+    engine_notes,
+    gravest,
+)
+from dspark_convert.conversion.engines import ENGINES as ENGINE_LIST
 from dspark_convert.conversion.published import Published
 from dspark_convert.errors import Findings
 from dspark_convert.formats.dialects import DIALECTS
@@ -20,6 +31,7 @@ BONUS = {"layout": Layout.BONUS_ANCHOR}
 REDUCED = {"draft_vocab_size": 200}
 PADDED = {"draft_vocab_size": 384}
 OFF = {"enable_confidence_head": False, "confidence_head_with_markov": False}
+HIDDEN = {"target_layer_ids": [0, 1, 2], "mask_token_id": 319}
 SLIDING = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 6}
 
 
@@ -43,6 +55,10 @@ def speculators(variant: str, **keys: Any) -> Published:
     parsed = parse_config(document, DIALECTS["speculators"], {}, Findings())
     assert parsed is not None
     return Published("speculators", parsed.config, document, list(draft.tensors))
+
+
+def with_keys(draft: Published, **keys: Any) -> Published:
+    return replace(draft, document={**draft.document, **keys})
 
 
 def worst(draft: Published) -> str:
@@ -121,6 +137,30 @@ ROWS = {
         dense(markov_rank=0, **OFF),
         "loads refuses loads loads",
     ),
+    "15 heads described in dflash_config only": (
+        dense(silent_about="markov_rank"),
+        "refuses refuses loads refuses",
+    ),
+    "no model_type": (dense(silent_about="model_type"), "refuses refuses loads loads"),
+    "an architecture of its own": (
+        with_keys(dense(), architectures=["MyDraft"]),
+        "refuses refuses refuses refuses",
+    ),
+    "no block_size": (dense(silent_about="block_size"), "loads loads silent loads"),
+    "a dflash_config that lacks keys": (
+        with_keys(dense(), dflash_config={"use_swa": False}),
+        "loads loads silent loads",
+    ),
+    "1 the same, key missing": (
+        speculators(
+            "spec_gated_reduced_1plusN_bf16", markov_head_type="vanilla", sample_from_anchor=None
+        ),
+        "silent refuses loads refuses",
+    ),
+    "3 the same, verifier not named": (
+        speculators("spec_vanilla_full_anchor_fp32", speculators_config={}),
+        "loads refuses loads refuses",
+    ),
     "biases": (dense(attention_bias=True), "loads loads refuses loads"),
     "another target width": (dense(target_hidden_size=96), "loads loads refuses loads"),
     "sliding, causal": (dense(**SLIDING), "loads loads silent silent"),
@@ -147,7 +187,7 @@ def test_full_vocabulary_with_a_table_is_refused_by_vllm() -> None:
     ("keys", "expected"),
     [
         ({"is_causal": False}, "loads loads loads silent"),
-        ({"dflash_config": {"causal": False}}, "loads silent loads silent"),
+        ({"dflash_config": {"causal": False, **HIDDEN}}, "loads silent loads silent"),
     ],
 )
 def test_causality_in_the_spelling_of_an_engine_is_heard(
@@ -181,3 +221,61 @@ def test_notes_put_refusals_first_and_speak_of_every_engine() -> None:
         assert verdicts == sorted(verdicts)
         assert verdicts
     assert all("{" not in note.reason for note in notes)
+
+
+def test_own_form_is_all_that_speculators_reads() -> None:
+    verdicts = {draft.dialect: notes_of("speculators", draft) for draft, _ in ROWS.values()}
+    assert verdicts["dense"] == ["refuses"]
+    assert verdicts["speculators"] == ["loads"]
+    missing, _ = ROWS["1 the same, key missing"]
+    assert notes_of("speculators", missing) == ["silent"]
+
+
+def notes_of(engine: str, draft: Published) -> list[str]:
+    return [note.verdict for note in engine_notes(draft) if note.engine == engine]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.engine}: {claim.reason}")
+def test_claim_is_fit_to_be_shown(claim: Claim) -> None:
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", claim.code)
+    assert claim.verdict == "loads" or claim.way_out
+    assert claim.verdict == "silent" or not claim.avoided_by_launch
+    assert "{" not in claim.reason.format(n=6, block=7)
+
+
+LAYOUTS = [({}, 7), (BONUS, 6)]
+
+
+@pytest.mark.parametrize(("layout", "tokens"), LAYOUTS)
+def test_launch_lines_draft_n_tokens_in_both_layouts(layout: dict[str, Any], tokens: int) -> None:
+    config = dense(**layout).config
+    assert (config.block_size, config.num_speculative_tokens) == (7, tokens)
+    path = "a folder/it's"
+    lines = {
+        engine.name: [shlex.split(line) for line in engine.launch(path, tokens)]
+        for engine in ENGINE_LIST
+    }
+    (serve,) = lines["vLLM"]
+    assert serve[:4] == ["vllm", "serve", "TARGET", "--speculative-config"]
+    settings = {"method": "dspark", "model": path, "num_speculative_tokens": tokens}
+    assert json.loads(serve[4]) == settings
+    (serve,) = lines["SGLang"]
+    options = dict(zip(serve[3::2], serve[4::2], strict=True))
+    assert options["--speculative-dspark-block-size"] == str(tokens)
+    assert options["--speculative-draft-model-path"] == path
+    convert, serve = lines["llama.cpp"]
+    assert convert[2] == path
+    assert serve[-2:] == ["--spec-draft-n-max", str(tokens)]
+    assert lines["DeepSpec"][0][-1] == path
+    assert path in lines["speculators"][0][-1]
+
+
+def test_fault_that_the_launch_line_avoids_does_not_count() -> None:
+    by_name = {engine.name: engine for engine in ENGINE_LIST}
+    draft = dense(**BONUS)
+    assert gravest(by_name["vLLM"].notes(draft)) == "loads"
+    assert gravest(by_name["SGLang"].notes(draft)) == "loads"
+    assert gravest(by_name["DeepSpec"].notes(draft)) == "silent"
+    rnn = dense(**BONUS, markov_head_type="rnn")
+    assert gravest(by_name["SGLang"].notes(rnn)) == "silent"
+    assert gravest(by_name["vLLM"].notes(rnn)) == "refuses"

@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark_convert.conversion.plan import plan_to_dense
+from dspark_convert.errors import Findings
+from dspark_convert.formats.dialects import DENSE as DENSE_DIALECT
+from dspark_convert.formats.neutral import parse_config
 from dspark_convert.formats.overrides import Overrides
 from dspark_convert.schemas.draft import Layout
 from dspark_convert.schemas.plan import ConversionPlan, KeyStep
@@ -57,6 +60,10 @@ def step(plan: ConversionPlan, source: str) -> KeyStep:
 
 
 def check_account(plan: ConversionPlan, document: dict[str, Any]) -> None:
+    again = parse_config(plan.config, DENSE_DIALECT, {}, Findings())
+    assert again is not None
+    written = {"num_anchors": plan.draft.num_anchors or 512}
+    assert again.config == plan.draft.model_copy(update=written)
     assert sorted(step.source for step in plan.keys if step.source is not None) == flat(document)
     reached = [name for step in plan.keys for name in step.names]
     for key in plan.config:
@@ -84,7 +91,7 @@ def test_account_of_a_golden_draft(variant: str, folders: dict[str, Path]) -> No
     check_account(planned(folders[variant]), read_draft(variant).config)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_account_of_unknown_keys_at_both_levels(
     folders: dict[str, Path], data: st.DataObject
@@ -120,14 +127,25 @@ def test_shadowed_key_is_said_and_recorded(draft: Callable[..., Path]) -> None:
     ]
 
 
-def test_block_of_the_decoder_stands_in_the_way_of_the_top_level(
-    draft: Callable[..., Path],
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dflash_config", {"target_layer_ids": [7, 8, 9]}),
+        ("dflash_config", 5),
+        ("aux_hidden_state_layer_ids", [7, 8, 9]),
+        ("dspark_block_size", 3),
+        ("block_size", 3),
+        ("torch_dtype", "float16"),
+    ],
+)
+def test_key_of_the_draft_means_nothing_inside_the_decoder(
+    key: str, value: object, draft: Callable[..., Path]
 ) -> None:
-    source = draft(put(dflash_config={"x": 1}, transformer_layer_config__dflash_config=5))
+    plain = planned(draft(put(dflash_config={"x": 1})))
+    source = draft(put(dflash_config={"x": 1}, **{f"transformer_layer_config__{key}": value}))
     plan = planned(source)
-    assert plan.config["dflash_config"] == 5
-    assert step(plan, "dflash_config.x").action == "dropped"
-    assert plan.source_config["dflash_config"] == {"x": 1}
+    assert plan.config == plain.config
+    assert plan.source_config["transformer_layer_config"][key] == value
 
 
 @pytest.mark.parametrize(

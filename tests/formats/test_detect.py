@@ -40,6 +40,8 @@ def test_golden_configs_are_told_with_evidence(variant: str, name: str) -> None:
         ({"architectures": ["DSparkDraftModel"]}, "dense"),
         ({"markov_rank": 0, "target_layer_ids": [1]}, "dense"),
         ({"architectures": ["DSparkDraftModel"], "transformer_layer_config": {}}, "speculators"),
+        ({"dflash_config": {"projector_type": "dspark"}}, "specforge"),
+        ({"dflash_config": {"markov_rank": 256}}, "specforge"),
     ],
 )
 def test_least_evidence_that_tells_a_dialect(config: dict[str, Any], dialect: str) -> None:
@@ -73,8 +75,19 @@ def test_recognised_dialect_is_refused_by_name(architecture: str) -> None:
         ({"dspark_target_layer_ids": [40, 41, 42]}, (), "deepseek-v4"),
         ({"model_type": "deepseek_v4"}, ("mtp.0.main_proj.weight",), "deepseek-v4"),
         ({"quantization_config": {"quant_method": "modelopt"}}, (), "modelopt"),
-        ({"dflash_config": {"projector_type": "dspark"}}, (), "specforge"),
-        ({"dflash_config": {"markov_rank": 256}}, (), "specforge"),
+        (
+            {
+                "architectures": ["Qwen3DSparkModel"],
+                "has_embed_tokens": True,
+                "quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"},
+            },
+            (),
+            "nemotron-nvfp4",
+        ),
+        ({"architectures": ["DSparkDraftModel"], "model_type": "qwen3_dspark"}, (), "torchspec"),
+        ({**config_of(DENSE), "markov_head_type": "classical"}, (), "torchspec"),
+        ({"model_type": "k3_dspark"}, (), "kimi-k3"),
+        ({}, ("language_model.model.dspark.fc.weight",), "minimax-m3"),
     ],
 )
 def test_recognised_structure_is_refused_by_name(

@@ -78,7 +78,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_no_value_of_any_key_ends_in_anything_but_a_refusal(
     folders: dict[str, Path], data: st.DataObject

@@ -1,0 +1,161 @@
+"""Earlier conversions of a draft, from the manifest that the last one left beside it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from dspark_convert.checkpoint.files import read_limited
+from dspark_convert.conversion.keys import LEFT_OUT
+from dspark_convert.errors import CheckpointError, Findings
+from dspark_convert.formats.dialects import DIALECTS
+from dspark_convert.formats.overrides import assign_over_null
+from dspark_convert.formats.rules import Dialect, Document, KeyPath, holds, lookup
+from dspark_convert.formats.tensors import canonical_name
+from dspark_convert.schemas.plan import (
+    ConversionManifest,
+    EarlierConversion,
+    KeyStep,
+    SourceIdentity,
+)
+
+MANIFEST_FILE = "dspark_conversion.json"
+
+_MAX_MANIFEST_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a draft was before earlier conversions, in one of the dialects that it had."""
+
+    document: Document
+    """Its config then, as far as the manifests and the config of today tell."""
+    homes: Mapping[KeyPath, KeyPath]
+    """Keys of today, and the keys that they were then."""
+    added: frozenset[str]
+    """Keys of today that a conversion added on its own account; dotted."""
+    filled: frozenset[str]
+    """Tensors that a conversion took from the target; canonical names."""
+
+
+def read_manifest(folder: Path) -> ConversionManifest | None:
+    """The manifest in a folder; None when there is none that can be understood."""
+    try:
+        document = json.loads(read_limited(folder / MANIFEST_FILE, limit=_MAX_MANIFEST_BYTES))
+        return ConversionManifest.model_validate(document)
+    except (CheckpointError, ValidationError, ValueError, RecursionError):
+        return None
+
+
+def read_history(
+    folder: Path, identity: SourceIdentity, findings: Findings
+) -> tuple[EarlierConversion, ...]:
+    """The conversions that made the draft in ``folder``, newest first.
+
+    A manifest that cannot be read, or was written for other weights than those of ``identity``, is
+    no evidence: nothing is returned, and ``manifest-unusable`` noted.
+    """
+    if not (folder / MANIFEST_FILE).exists():
+        return ()
+    manifest = read_manifest(folder)
+    if manifest is None:
+        _note_unusable("it is no manifest that this version understands", findings)
+        return ()
+    recorded = {file.name: file.sha256 for file in manifest.files}
+    if any(recorded.get(file.name) != file.header_sha256 for file in identity.files):
+        _note_unusable("it was written for other weight files", findings)
+        return ()
+    shared = {name: getattr(manifest, name) for name in EarlierConversion.model_fields}
+    return (EarlierConversion(**shared), *manifest.history)
+
+
+def find_origin(
+    history: Iterable[EarlierConversion], document: Document, dialect: Dialect, wanted: Dialect
+) -> Origin | None:
+    """Undo conversions, newest first, until the draft is of the dialect ``wanted``.
+
+    Args:
+        history: as ``read_history`` returns it.
+        document: the config of today, of ``dialect``.
+    """
+    homes: dict[KeyPath, KeyPath] | None = None
+    added: set[str] = set()
+    filled: set[str] = set()
+    for conversion in history:
+        before = DIALECTS.get(conversion.dialect)
+        if before is None:
+            return None
+        steps = _homes(conversion.keys, before, dialect)
+        document = _undone(conversion, document, before, dialect)
+        homes = steps if homes is None else _chained(homes, steps)
+        added |= _added(conversion)
+        filled |= {
+            canonical_name(step.name)
+            for step in conversion.tensors
+            if step.action == "filled" and step.name
+        }
+        dialect = before
+        if dialect is wanted:
+            return Origin(document, homes, frozenset(added), frozenset(filled))
+    return None
+
+
+def _undone(
+    conversion: EarlierConversion, document: Document, before: Dialect, after: Dialect
+) -> Document:
+    """The config before one conversion; what a user overruled then stays out."""
+    original: Document = {}
+    for step in conversion.keys:
+        if step.source is None or step.action == "overridden":
+            continue
+        path = _path(step.source, before)
+        names = [_path(name, after) for name in step.names]
+        if path[-1] in LEFT_OUT:
+            continue
+        holder, key = conversion.source_config, path
+        if step.action in ("copied", "moved") and names:
+            namesakes = [name for name in names if name[-1] == path[-1]]
+            holder, key = document, (namesakes or names)[0]
+        if holds(holder, key):
+            assign_over_null(original, path, copy.deepcopy(lookup(holder, key)))
+    return original
+
+
+def _homes(keys: Iterable[KeyStep], before: Dialect, after: Dialect) -> dict[KeyPath, KeyPath]:
+    homes: dict[KeyPath, KeyPath] = {}
+    for step in keys:
+        if step.source is not None:
+            for name in step.names:
+                homes.setdefault(_path(name, after), _path(step.source, before))
+    return homes
+
+
+def _chained(
+    first: Mapping[KeyPath, KeyPath], second: Mapping[KeyPath, KeyPath]
+) -> dict[KeyPath, KeyPath]:
+    return {key: second[middle] for key, middle in first.items() if middle in second}
+
+
+def _added(conversion: EarlierConversion) -> set[str]:
+    names = {name for step in conversion.keys if step.action == "added" for name in step.names}
+    return names - conversion.overrides.keys()
+
+
+def _path(name: str, dialect: Dialect) -> KeyPath:
+    """A dotted name as a path; a dot in a key of the top level is none."""
+    container, dot, key = name.partition(".")
+    return (container, key) if dot and (container,) in dialect.containers else (name,)
+
+
+def _note_unusable(why: str, findings: Findings) -> None:
+    findings.note(
+        "manifest-unusable",
+        f"what an earlier conversion recorded is left aside: {why}",
+        file=MANIFEST_FILE,
+        hint="the result is what the config and the weights of today say",
+    )

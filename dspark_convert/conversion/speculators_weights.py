@@ -1,0 +1,177 @@
+"""The tensors of the speculators form: its two vocabulary tables, and the target's left out.
+
+Sources: FORMATS, sections 2.1, 2.5 and 5 ("head weights", "mapping"); speculators 0.9.0 reads the
+embedding and a full-vocabulary head from the verifier, over whatever a checkpoint stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+
+import numpy as np
+
+from dspark_convert.checkpoint.files import open_regular
+from dspark_convert.checkpoint.folder import StoredTensor, read_bytes
+from dspark_convert.checkpoint.transfer import ranges_equal
+from dspark_convert.conversion.weights import Piece, stored_piece
+from dspark_convert.errors import Findings
+from dspark_convert.formats.read import DraftSource
+from dspark_convert.formats.target import TargetWeights
+from dspark_convert.formats.tensors import (
+    EMBEDDING,
+    LM_HEAD,
+    STORED_TABLE,
+    VOCABULARY_MASK,
+    VOCABULARY_TABLE,
+)
+from dspark_convert.formats.vocabulary import MAX_TABLE_BYTES, VocabularyTable
+from dspark_convert.schemas.draft import DraftConfig
+
+LeftOut = dict[str, str]
+"""Canonical names of the source's tensors that the result does not store, and why."""
+
+_CONFIDENCE_WEIGHT = "confidence_head.proj.weight"
+_CONFIDENCE_BIAS = "confidence_head.proj.bias"
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+def speculators_pieces(source: DraftSource, left_out: LeftOut) -> list[Piece]:
+    """Every tensor of the result; only the vocabulary tables and a zero bias hold new bytes."""
+    pieces = [
+        stored_piece(source, name, stored)
+        for name, stored in source.tensors.items()
+        if name not in left_out and name != VOCABULARY_TABLE
+    ]
+    if source.table is not None:
+        pieces += _tables(source, source.table)
+    return [*pieces, *_zero_bias(source)]
+
+
+def leave_out_verifiers(
+    source: DraftSource,
+    target: TargetWeights | None,
+    filled: Container[str],
+    findings: Findings,
+    *,
+    keep: bool,
+) -> LeftOut:
+    """Decide about the embedding and a full-vocabulary head, which are the verifier's.
+
+    Stored ones are compared with the verifier's, byte by byte, where its folder is given.
+
+    Args:
+        source: the draft.
+        target: the verifier's weights; None when only its name is known.
+        filled: tensors that an earlier conversion took from the target.
+        findings: takes ``own-weights-differ`` and ``own-weights-unknown``, errors without ``keep``
+            and with it the warning ``own-weights-overwritten``.
+        keep: store them all the same.
+    """
+    left_out: LeftOut = {}
+    for name in _shared(source.config):
+        stored = source.tensors.get(name)
+        if stored is None:
+            continue
+        equal = None if target is None else _same_tensor(stored, target.supply(name))
+        if keep:
+            _note_kept(stored, equal, findings)
+        elif equal:
+            left_out[name] = "the same bytes as the verifier's, from which speculators reads it"
+        elif equal is None and name in filled:
+            left_out[name] = "an earlier conversion took it from the target; not compared again"
+        else:
+            _refuse_own(stored, equal, findings)
+    return left_out
+
+
+def _shared(config: DraftConfig) -> tuple[str, ...]:
+    own_head = config.draft_vocab_size != config.vocab_size
+    return (EMBEDDING,) if own_head else (EMBEDDING, LM_HEAD)
+
+
+def _same_tensor(own: StoredTensor, theirs: StoredTensor) -> bool:
+    if (own.dtype, own.shape) != (theirs.dtype, theirs.shape):
+        return False
+    with (
+        open_regular(own.path, file=own.file) as first,
+        open_regular(theirs.path, file=theirs.file) as second,
+    ):
+        return ranges_equal(first, own.offset, second, theirs.offset, own.nbytes, whole=True)
+
+
+def _note_kept(stored: StoredTensor, equal: bool | None, findings: Findings) -> None:
+    if not equal:
+        how = "is not the verifier's" if equal is False else "was not compared with the verifier's"
+        findings.warning(
+            "own-weights-overwritten",
+            f"the tensor {how}; the result stores it and vLLM uses it, but speculators 0.9 puts "
+            "the verifier's in its place when it loads the draft",
+            file=stored.file,
+            tensor=stored.name,
+        )
+
+
+def _refuse_own(stored: StoredTensor, equal: bool | None, findings: Findings) -> None:
+    if equal is False:
+        code, how = "own-weights-differ", "the draft's tensor is not the verifier's"
+        hint = "give the verifier that the draft was trained for, or --keep-verifier-weights to "
+    else:
+        code, how = "own-weights-unknown", "nothing says whether the tensor is the verifier's"
+        hint = "give --verifier DIR to compare them, or --keep-verifier-weights to "
+    findings.error(
+        code,
+        f"{how}; speculators drafts store none and read the verifier's",
+        file=stored.file,
+        tensor=stored.name,
+        hint=hint + "store it all the same (vLLM then uses it, speculators 0.9 does not)",
+    )
+
+
+def _tables(source: DraftSource, table: VocabularyTable) -> list[Piece]:
+    """``d2t`` int64 [D], offsets, and ``t2d`` bool [V], the target ids that they name."""
+    offsets = stored_piece(source, VOCABULARY_TABLE, table.stored)
+    if offsets.action != "transformed":
+        same_name = table.stored.name == STORED_TABLE
+        offsets = replace(
+            offsets,
+            action="copied" if same_name else "renamed",
+            reason="offsets, same bytes",
+        )
+    mask = np.zeros(source.config.vocab_size, dtype=np.bool_)
+    mask[table.target_ids] = True
+    return [replace(offsets, name=STORED_TABLE), _mask_piece(source, mask.tobytes(), offsets)]
+
+
+def _mask_piece(source: DraftSource, content: bytes, table: Piece) -> Piece:
+    stored = source.named.mask
+    if stored is not None and read_bytes(stored, limit=MAX_TABLE_BYTES) == content:
+        return replace(stored_piece(source, VOCABULARY_MASK, stored), reason="marks what d2t names")
+    return Piece(
+        name=VOCABULARY_MASK,
+        dtype="BOOL",
+        shape=(source.config.vocab_size,),
+        content=content,
+        action="added",
+        reason="speculators' training mask, made from d2t: the target ids that it names",
+        source=None,
+        source_file=table.source_file,
+    )
+
+
+def _zero_bias(source: DraftSource) -> list[Piece]:
+    weight = source.tensors.get(_CONFIDENCE_WEIGHT)
+    if weight is None or _CONFIDENCE_BIAS in source.tensors:
+        return []
+    return [
+        Piece(
+            name=_CONFIDENCE_BIAS,
+            dtype=weight.dtype,
+            shape=(1,),
+            content=bytes(_ITEM_BYTES[weight.dtype]),
+            action="added",
+            reason="zero, as its absence means; speculators would draw it at random",
+            source=None,
+            source_file=weight.file,
+        )
+    ]

@@ -1,0 +1,160 @@
+"""``--for ENGINE``: write what the engine reads, and refuse what it would misread.
+
+Everything known about an engine is data in ``engines``; nothing here knows one by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dspark_convert.checkpoint.files import open_regular
+from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.transfer import ranges_equal
+from dspark_convert.conversion.engines import WRITTEN_FOR, Engine
+from dspark_convert.conversion.keys import ConvertedKeys
+from dspark_convert.conversion.published import Published
+from dspark_convert.conversion.weights import Piece
+from dspark_convert.errors import Finding, Findings, UsageError
+from dspark_convert.formats.rules import assign, dotted, lookup
+from dspark_convert.formats.target import TargetWeights
+from dspark_convert.formats.tensors import expected_tensors
+from dspark_convert.schemas.draft import DraftConfig
+from dspark_convert.schemas.plan import KeyStep
+
+REFERENCE = "reference"
+"""The reference dense form, which is for no engine in particular."""
+
+
+def find_engine(key: str) -> Engine | None:
+    """The engine that ``--for`` names; None for the reference form.
+
+    Raises:
+        UsageError: ``unknown-engine``.
+    """
+    if key == REFERENCE:
+        return None
+    if key not in WRITTEN_FOR:
+        raise UsageError(
+            Finding(
+                code="unknown-engine",
+                message="there is no spelling for an engine of this name",
+                found=key,
+                expected=", ".join((REFERENCE, *WRITTEN_FOR)),
+            )
+        )
+    return WRITTEN_FOR[key]
+
+
+def spell_keys(engine: Engine, config: DraftConfig, keys: ConvertedKeys) -> None:
+    """Add the keys that ``engine`` reads to the config, and to its account."""
+    for spelling in engine.spelling.keys:
+        value = spelling.value(config)
+        if value is None or lookup(keys.document, spelling.path) == value:
+            continue
+        assign(keys.document, spelling.path, value)
+        name = dotted(spelling.path)
+        keys.steps.append(
+            KeyStep(action="added", source=None, names=(name,), reason=spelling.reason)
+        )
+
+
+def spell_pieces(engine: Engine, config: DraftConfig, pieces: Iterable[Piece]) -> list[Piece]:
+    """The tensors under the names that ``engine`` reads, and the zeros that it needs."""
+    spelled = [_renamed(engine, piece) for piece in pieces]
+    stored = {piece.name for piece in spelled}
+    expected = expected_tensors(config)
+    for name in engine.spelling.zeros:
+        if name in expected and name not in stored:
+            weight = next(p for p in spelled if p.name == name.removesuffix("bias") + "weight")
+            spelled.append(_zeros(engine, name, expected[name].shape, weight))
+    return spelled
+
+
+def judge_for(
+    engine: Engine,
+    draft: Published,
+    pieces: Iterable[Piece],
+    target: TargetWeights | None,
+    findings: Findings,
+) -> None:
+    """Refuse what ``engine`` cannot run, or would run wrong without a word.
+
+    A fault that the launch line avoids is none. Codes: those of the claims, and
+    ``own-head-ignored`` where the draft stores another tensor than the engine will use.
+    """
+    for note in engine.notes(draft):
+        if note.verdict == "loads" or note.avoided_by_launch:
+            continue
+        what = "does not run" if note.verdict == "refuses" else "runs, and runs wrong,"
+        findings.error(
+            note.code,
+            f"{engine.name} {engine.version} {what} this draft: {note.reason}",
+            hint=note.way_out or "serve it with another engine",
+        )
+    ignored = engine.spelling.ignores(draft.config)
+    for piece in pieces:
+        if piece.name in ignored and piece.action != "filled":
+            _judge_ignored(engine, piece, target, findings)
+
+
+def _renamed(engine: Engine, piece: Piece) -> Piece:
+    name = engine.spelling.names.get(piece.name, piece.name)
+    if name == piece.name:
+        return piece
+    if piece.action not in ("copied", "renamed"):
+        return replace(piece, name=name)
+    if piece.source == name:
+        return replace(piece, name=name, action="copied", reason="unchanged")
+    reason = f"same bytes under the name that {engine.name} reads"
+    return replace(piece, name=name, action="renamed", reason=reason)
+
+
+def _zeros(engine: Engine, name: str, shape: tuple[int, ...], weight: Piece) -> Piece:
+    size = {"F32": 4, "F16": 2, "BF16": 2}[weight.dtype]
+    (count,) = shape
+    return Piece(
+        name=name,
+        dtype=weight.dtype,
+        shape=shape,
+        content=bytes(size * count),
+        action="added",
+        reason=f"zero, as its absence means; {engine.name} would leave it uninitialised",
+        source=None,
+        source_file=weight.source_file,
+    )
+
+
+def _judge_ignored(
+    engine: Engine, piece: Piece, target: TargetWeights | None, findings: Findings
+) -> None:
+    if target is None:
+        message = "takes this tensor from the target, and it is not known whether they are equal"
+        hint = "give --target DIR: the rows are then compared"
+    elif not _same_rows(piece, target.supply(piece.name)):
+        message = "takes this tensor from the target, and the draft's is another"
+        hint = "serve the draft with vLLM, which keeps its own tensors"
+    else:
+        return
+    findings.error(
+        "own-head-ignored",
+        f"{engine.name} {engine.version} {message}",
+        file=piece.source_file,
+        tensor=piece.name,
+        hint=hint,
+    )
+
+
+def _same_rows(piece: Piece, theirs: StoredTensor) -> bool:
+    """Whether a draft's tensor [rows, H] is bit-equal to the target's; padding rows may differ."""
+    own = piece.content
+    if not isinstance(own, StoredTensor) or own.dtype != theirs.dtype:
+        return False
+    if own.shape[1:] != theirs.shape[1:]:
+        return False
+    length = min(own.nbytes, theirs.nbytes)
+    with (
+        open_regular(own.path, file=own.file) as first,
+        open_regular(theirs.path, file=theirs.file) as second,
+    ):
+        return ranges_equal(first, own.offset, second, theirs.offset, length, whole=True)

@@ -3,33 +3,38 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-DRAFT := fixtures/golden/spec_vanilla_reduced_legacykey_bf16/checkpoint
+TINY := fixtures/tiny
+DRAFT := $(TINY)/draft_1plusN_reduced
+# So small a model is faster on one core than on two.
+ONE_THREAD := OMP_NUM_THREADS=1
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format schemas broken benchmark setup clean
+.PHONY: help demo test check format schemas docs broken benchmark setup clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.base  ## convert a real speculators draft to the dense form and show both
+demo: $(VENV)/.verify  ## convert a real speculators draft and verify the result against its target
 	$(BIN)/dspark-convert inspect $(DRAFT)
 	mkdir -p build
-	$(BIN)/dspark-convert to-dense $(DRAFT) build/demo --overwrite
-	$(BIN)/dspark-convert inspect build/demo
+	$(BIN)/dspark-convert to-dense $(DRAFT) build/demo --target $(TINY)/target --overwrite
+	$(ONE_THREAD) $(BIN)/dspark-verify check build/demo --target $(TINY)/target --source $(DRAFT) \
+		--prompts $(TINY)/prompts.jsonl --max-new-tokens 32 --dtype float32 --min-accepted-length 2
 
 test: $(VENV)/.dev  ## run the tests
 	$(BIN)/python -m pytest
 
-check: $(VENV)/.dev  ## lint, formatting, types, published schemas
+check: $(VENV)/.dev  ## lint, formatting, types, published schemas, generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy -p fixtures.broken -m benchmarks.convert
+	$(BIN)/mypy -p fixtures.broken -m benchmarks.convert -m benchmarks.decode -m benchmarks.replay
 	$(BIN)/dspark-convert schema --check schemas/
+	$(BIN)/python docs/generate.py --check
 
 format: $(VENV)/.dev  ## format the code, sort the imports
 	$(BIN)/ruff check --fix .
@@ -37,6 +42,9 @@ format: $(VENV)/.dev  ## format the code, sort the imports
 
 schemas: $(VENV)/.base  ## write schemas/ anew from the models
 	$(BIN)/dspark-convert schema --write schemas/
+
+docs: $(VENV)/.base  ## write the generated pages of docs/ anew
+	$(BIN)/python docs/generate.py
 
 broken: $(VENV)/.base  ## write every broken or unusual draft to build/broken
 	$(BIN)/python -m fixtures.broken build/broken
@@ -58,6 +66,10 @@ $(VENV)/.base: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
+$(VENV)/.verify: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[verify]'
+	@touch $@ $(VENV)/.base
+
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev,verify]'
-	@touch $@ $(VENV)/.base
+	@touch $@ $(VENV)/.base $(VENV)/.verify

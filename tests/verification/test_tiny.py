@@ -1,0 +1,174 @@
+"""The trained tiny pair: healthy drafts draft, broken ones do not, and the output never changes.
+
+Accepted lengths are greedy, bonus token included, pooled over the bundled prompts. Run with
+``-rP`` to see the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+# ruff: noqa: E402 - the modules below need PyTorch
+from dspark_convert.formats.overrides import Overrides
+from dspark_convert.runtime import (
+    CausalTarget,
+    DecodeOptions,
+    DecodeResult,
+    DraftModel,
+    decode,
+    decode_plain,
+    load_draft,
+    load_target,
+)
+from dspark_convert.runtime.vocabulary import DraftVocabulary
+from dspark_convert.schemas.draft import Layout
+from dspark_convert.verification.pairing import load_tokenizer
+from dspark_convert.verification.statistics import ratio_interval95
+from tests.conftest import ROOT
+
+TINY = ROOT / "fixtures" / "tiny"
+DRAFTS = ("draft_1plusN_reduced", "draft_anchor_reduced", "draft_dense_full")
+OPTIONS = DecodeOptions(max_new_tokens=48)
+
+
+@cache
+def target() -> CausalTarget:
+    return load_target(TINY / "target", dtype=torch.float32)
+
+
+@cache
+def prompts() -> tuple[tuple[int, ...], ...]:
+    tokenizer = load_tokenizer(TINY / "target")
+    assert tokenizer is not None
+    lines = (TINY / "prompts.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["prompt"] for line in lines]
+    return tuple(tuple(tokenizer(text)["input_ids"]) for text in texts)
+
+
+def load(name: str, overrides: Overrides | None = None) -> DraftModel:
+    options = {} if overrides is None else {"overrides": overrides}
+    return load_draft(TINY / name, dtype=torch.float32, target=TINY / "target", **options)
+
+
+def run(draft: DraftModel) -> tuple[DecodeResult, ...]:
+    return decode(target(), draft, prompts(), OPTIONS)
+
+
+def accepted_length(draft: DraftModel) -> float:
+    results = run(draft)
+    return sum(result.committed for result in results) / sum(
+        len(result.rounds) for result in results
+    )
+
+
+@cache
+def healthy_length(name: str) -> float:
+    return accepted_length(load(name))
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_speculative_output_is_the_plain_output(name: str) -> None:
+    for prompt, result in zip(prompts(), run(load(name)), strict=True):
+        assert result.token_ids == decode_plain(target(), prompt, OPTIONS)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_healthy_drafts_commit_two_tokens_a_round(name: str) -> None:
+    assert healthy_length(name) >= 2.0
+
+
+def other_layout(name: str) -> DraftModel:
+    layout = load(name).config.layout
+    other = Layout.ANCHOR_FIRST if layout is Layout.BONUS_ANCHOR else Layout.BONUS_ANCHOR
+    return load(name, Overrides(layout=other))
+
+
+def table_read_as_absolute(name: str) -> DraftModel:
+    draft = load(name)
+    table = draft.vocabulary.draft_id_to_target_id
+    assert table is not None
+    # What a reader does that takes offsets for ids: draft id i becomes target id table[i].
+    wrong = table - torch.arange(len(table))
+    draft.vocabulary = DraftVocabulary(len(table), draft.config.vocab_size, None)
+    draft.vocabulary.draft_id_to_target_id = wrong
+    return draft
+
+
+def markov_zeroed(name: str) -> DraftModel:
+    draft = load(name)
+    assert draft.markov_head is not None
+    draft.markov_head.markov_w2.weight.zero_()
+    return draft
+
+
+def random_weights(name: str) -> DraftModel:
+    draft, generator = load(name), torch.Generator().manual_seed(0)
+    for parameter in draft.parameters():
+        parameter.normal_(std=0.02, generator=generator)
+    return draft
+
+
+def embedding_of_another_model(name: str) -> DraftModel:
+    draft, generator = load(name), torch.Generator().manual_seed(0)
+    weight = draft.embed_tokens.weight
+    weight.normal_(std=float(weight.std()), generator=generator)
+    return draft
+
+
+def layer_ids_one_too_high(name: str) -> DraftModel:
+    ids = [layer_id + 1 for layer_id in load(name).config.target_layer_ids]
+    return load(name, Overrides(fields={"target_layer_ids": ids}))
+
+
+BROKEN: Mapping[str, Callable[[str], DraftModel]] = {
+    "other layout": other_layout,
+    "d2t read as absolute": table_read_as_absolute,
+    "Markov head zeroed": markov_zeroed,
+    "random weights": random_weights,
+    "embedding of another model": embedding_of_another_model,
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_broken_draft_is_clearly_below(name: str, fault: str) -> None:
+    if fault == "d2t read as absolute" and name == "draft_dense_full":
+        pytest.skip("a full vocabulary has no table")
+    healthy, broken = healthy_length(name), accepted_length(BROKEN[fault](name))
+    print(f"{name:22} {healthy:.3f}   {fault:28} {broken:.3f}")  # noqa: T201
+    assert broken < 0.9 * healthy
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_decode_run_cannot_tell_layer_ids_off_by_one(name: str) -> None:
+    """Neighbouring layers carry nearly the same stream: the drop is smaller than the noise of a
+    run of this size (the 1+N draft even gains). Paired replay on a trace is what tells them apart.
+    """
+    healthy, broken = run(load(name)), run(layer_ids_one_too_high(name))
+    bounds = [interval(results) for results in (healthy, broken)]
+    print(f"{name:22} {bounds[0]}   {'layer ids one too high':28} {bounds[1]}")  # noqa: T201
+    assert bounds[0][0] < bounds[1][1]
+    assert bounds[1][0] < bounds[0][1]
+
+
+def interval(results: tuple[DecodeResult, ...]) -> tuple[float, float]:
+    bounds = ratio_interval95(
+        np.array([float(result.committed) for result in results]),
+        np.array([float(len(result.rounds)) for result in results]),
+        seed=0,
+    )
+    assert bounds is not None
+    return bounds
+
+
+def test_the_fixture_is_small() -> None:
+    files = [path for path in Path(TINY).rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 6_000_000

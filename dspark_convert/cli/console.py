@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -29,19 +28,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dspark_convert.errors import Finding
+from dspark_convert.reports.text import visible as visible
 
 _SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-
-
-def visible(text: object) -> str:
-    """``text`` with control, format and surrogate characters written as escapes."""
-    return "".join(
-        character.encode("unicode_escape", "surrogatepass").decode("ascii")
-        if unicodedata.category(character) in _HIDDEN_CATEGORIES
-        else character
-        for character in str(text)
-    )
 
 
 def literal(text: object, style: str = "") -> Text:
@@ -67,13 +56,15 @@ class Sink:
         self._err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
     def data(self, document: Any, *tables: RenderableType) -> None:
-        """The result: ``document`` with ``--json``, else the tables."""
+        """The result: ``document`` with ``--json``, else the tables; a text that must not wrap,
+        because it will be copied, goes beyond the width of the terminal."""
         if self.as_json:
             text = json.dumps(document, indent=2, ensure_ascii=True)
             self._out.print(text, soft_wrap=True)
         elif not self.quiet:
             for table in tables:
-                self._out.print(table)
+                to_copy = isinstance(table, Text) and table.no_wrap is True
+                self._out.print(table, soft_wrap=to_copy)
 
     def findings(self, findings: Iterable[Finding]) -> None:
         """Errors, warnings and notes, in words, to stderr."""
@@ -86,10 +77,15 @@ class Sink:
         if not self.quiet:
             self._err.print(literal(text), soft_wrap=True)
 
+    @property
+    def shows_progress(self) -> bool:
+        """Whether bars make sense: not when quiet, and on a terminal only."""
+        return not self.quiet and self._err.is_terminal
+
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
         """A bar over ``total`` bytes on a terminal, nothing elsewhere; yields the advancer."""
-        if self.quiet or not self._err.is_terminal:
+        if not self.shows_progress:
             yield lambda count: None
             return
         columns = (
@@ -106,7 +102,7 @@ class Sink:
     @contextmanager
     def steps(self) -> Iterator[Callable[[str, int, int], None]]:
         """A bar over counted steps on a terminal; yields (what, done, of how many)."""
-        if self.quiet or not self._err.is_terminal:
+        if not self.shows_progress:
             yield lambda what, done, total: None
             return
         columns = (

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dspark_convert.cli.console import literal
+from dspark_convert.cli.console import literal, visible
+from dspark_convert.schemas.bundled import BundledDraft
 from dspark_convert.schemas.draft import DraftConfig, Layout
+from dspark_convert.schemas.engines import EnginesReport
 from dspark_convert.schemas.inspection import CheckReport, Inspection
 from dspark_convert.schemas.plan import ConversionPlan, EngineNote
 
@@ -72,6 +75,9 @@ def inspection_view(inspection: Inspection) -> RenderableType:
     ]
     if inspection.draft is not None:
         facts += _draft_facts(inspection.draft, inspection.layout_evidence or "")
+    if inspection.bundled is not None:
+        facts += _bundled_facts(inspection.bundled)
+        return facts_grid(facts)
     facts += [
         ("vocabulary table", inspection.vocabulary_table or "not established"),
         ("weights", _weights_text(inspection)),
@@ -81,6 +87,23 @@ def inspection_view(inspection: Inspection) -> RenderableType:
     if inspection.engines:
         views.append(engine_view(inspection.engines))
     return Group(*views)
+
+
+def _bundled_facts(draft: BundledDraft) -> list[tuple[str, str]]:
+    dtypes = ", ".join(f"{dtype} {_size(count)}" for dtype, count in draft.dtypes.items())
+    return [
+        (
+            "draft",
+            f"bundled in a DeepSeek-{draft.generation.upper()} target: {draft.stages} stages",
+        ),
+        ("block", f"{draft.block_size} slots, mask token {draft.mask_token_id}"),
+        ("target layers", ", ".join(map(str, draft.target_layer_ids))),
+        ("Markov head", f"{draft.markov_head_type}, rank {draft.markov_rank}"),
+        ("confidence head", "stored" if draft.confidence_head else "none"),
+        ("experts", f"{draft.routed_experts} routed"),
+        ("weights", f"{draft.tensors} tensors, {_size(draft.weight_bytes)}; {dtypes}"),
+        ("conversion", "none: engines load it from this folder, under these names"),
+    ]
 
 
 def check_view(report: CheckReport) -> RenderableType:
@@ -111,6 +134,33 @@ def engine_view(notes: Iterable[EngineNote]) -> RenderableType:
     return table
 
 
+def engines_view(report: EnginesReport) -> Iterator[RenderableType]:
+    """What every engine does, and the lines to start it with, which are there to be copied."""
+    tokens = f"{report.num_speculative_tokens} of a block of {report.block_size} slots"
+    yield facts_grid(
+        [
+            ("draft", f"{report.name} ({report.dialect})"),
+            ("layout", f"{_LAYOUT_WORDS[report.layout]} ({report.layout_evidence})"),
+            ("speculative tokens", tokens),
+        ]
+    )
+    for engine in report.engines:
+        heading = literal(f"{engine.engine} {engine.version}  ", "bold")
+        heading.append(_VERDICT_WORDS[engine.verdict], _VERDICT_STYLE[engine.verdict])
+        yield Text()
+        yield heading
+        for note in engine.notes:
+            yield Padding(literal(_note_text(note)), (0, 0, 0, 2))
+        for line in engine.launch:
+            yield Text(f"  $ {visible(line)}", no_wrap=True)
+
+
+def _note_text(note: EngineNote) -> str:
+    verdict = "avoided" if note.avoided_by_launch else _VERDICT_WORDS[note.verdict]
+    way_out = f"; {note.way_out}" if note.way_out else ""
+    return f"{verdict}: {note.reason}{way_out} [{note.evidence}]"
+
+
 def _plan_facts(plan: ConversionPlan) -> list[tuple[str, str]]:
     actions = Counter(step.action for step in plan.tensors)
     keys = Counter(step.action for step in plan.keys)
@@ -120,6 +170,8 @@ def _plan_facts(plan: ConversionPlan) -> list[tuple[str, str]]:
         ("tensors", ", ".join(f"{count} {action}" for action, count in actions.items())),
         ("config keys", ", ".join(f"{count} {action}" for action, count in keys.items())),
         ("weights", f"{len(plan.output_bytes)} files, {_size(sum(plan.output_bytes.values()))}"),
+        *([("written for", plan.written_for)] if plan.written_for != "reference" else []),
+        *([("vocabulary", "expanded")] if plan.vocabulary_expanded else []),
         *([("overrides", _overrides_text(plan))] if plan.overrides else []),
     ]
 

@@ -1,0 +1,187 @@
+"""Whether a folder is a conversion that may be published: what its manifest says, and sound."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspark_convert.checkpoint.files import open_regular, read_limited, read_range
+from dspark_convert.checkpoint.folder import CONFIG_FILE
+from dspark_convert.checkpoint.header import read_header
+from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES
+from dspark_convert.conversion.engine_report import report_engines
+from dspark_convert.conversion.history import MANIFEST_FILE, read_manifest
+from dspark_convert.conversion.inspection import check_draft, inspect_draft
+from dspark_convert.errors import CheckpointError, DraftError, Finding, Findings
+from dspark_convert.schemas.engines import EnginesReport
+from dspark_convert.schemas.plan import ConversionManifest, OutputFile
+from dspark_convert.schemas.report import VerifyReport
+
+CARD_FILE = "README.md"
+
+_HASH_CHUNK = 8 << 20
+
+
+@dataclass(frozen=True)
+class Publishable:
+    """A conversion that was found as its manifest describes it.
+
+    ``files`` are those that the manifest names, and itself, without the model card; ``card`` is
+    the text of the folder's own model card, "" without one.
+    """
+
+    folder: Path
+    manifest: ConversionManifest
+    files: tuple[str, ...]
+    card: str
+    engines: EnginesReport
+    vocabulary: str
+    report: VerifyReport | None
+
+
+def examine_publishable(
+    folder: Path, *, published_as: str, report: VerifyReport | None = None
+) -> Publishable:
+    """Check a folder against its manifest, run the static checks, and match the report to it.
+
+    The model card may have been edited: of all files it is the one that people write.
+
+    Raises:
+        CheckpointError: ``manifest-missing``, ``manifest-file-missing``,
+            ``manifest-file-differs``, ``manifest-name-unsafe``, ``card-unreadable``.
+        DraftError: the errors of the static checks; ``report-of-other-draft``,
+            ``report-failed``.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise CheckpointError(
+            Finding(
+                code="manifest-missing",
+                message="the folder is not the result of a conversion, or of another version's",
+                file=MANIFEST_FILE,
+                hint="publish what dspark-convert wrote; it leaves its manifest there",
+            )
+        )
+    findings = Findings()
+    for file in manifest.files:
+        if file.name != CARD_FILE:
+            _judge_file(folder, file, findings)
+    findings.raise_errors(CheckpointError)
+    Findings(check_draft(folder).findings).raise_errors(DraftError)
+    if report is not None:
+        _judge_report(report, manifest)
+    names = {file.name for file in manifest.files if file.name != CARD_FILE} | {MANIFEST_FILE}
+    return Publishable(
+        folder=folder,
+        manifest=manifest,
+        files=tuple(sorted(names)),
+        card=_read_card(folder),
+        engines=report_engines(folder, published_as=published_as),
+        vocabulary=_vocabulary(folder),
+        report=report,
+    )
+
+
+def _judge_file(folder: Path, file: OutputFile, findings: Findings) -> None:
+    if file.name in ("", ".", "..") or any(character in file.name for character in "/\\\0"):
+        findings.error(
+            "manifest-name-unsafe",
+            "the manifest names something that is no file of the folder",
+            file=MANIFEST_FILE,
+            found=repr(file.name)[:120],
+        )
+        return
+    try:
+        size, digest = _measure(folder / file.name)
+    except CheckpointError as error:
+        for finding in error.findings:
+            findings.error(
+                "manifest-file-missing" if finding.code == "file-missing" else finding.code,
+                finding.message,
+                file=file.name,
+                hint="convert again; publish the result as it was written",
+            )
+        return
+    if (size, digest) != (file.size, file.sha256):
+        findings.error(
+            "manifest-file-differs",
+            "the file is not the one that the conversion wrote",
+            file=file.name,
+            expected=f"{file.size} bytes, SHA-256 {file.sha256}",
+            found=f"{size} bytes, SHA-256 {digest}",
+            hint="convert again; publish the result as it was written",
+        )
+
+
+def _measure(path: Path) -> tuple[int, str]:
+    """Size in bytes, and the SHA-256 that a manifest gives: of weights that of their header."""
+    end = read_header(path).data_begin if path.suffix == ".safetensors" else None
+    with open_regular(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        return size, hash_range(descriptor, size if end is None else end)
+
+
+def hash_range(descriptor: int, end: int, *, start: bytes = b"", method: str = "sha256") -> str:
+    """Digest, in hex, of ``start`` and the first ``end`` bytes of an open file."""
+    digest = hashlib.new(method, start, usedforsecurity=False)
+    for offset in range(0, end, _HASH_CHUNK):
+        digest.update(read_range(descriptor, offset, min(_HASH_CHUNK, end - offset)))
+    return digest.hexdigest()
+
+
+def _judge_report(report: VerifyReport, manifest: ConversionManifest) -> None:
+    config = next((file.sha256 for file in manifest.files if file.name == CONFIG_FILE), None)
+    if report.draft.config_sha256 != config:
+        raise DraftError(
+            Finding(
+                code="report-of-other-draft",
+                message="the report is about a draft with another config",
+                expected=f"a draft whose {CONFIG_FILE} has SHA-256 {config}",
+                found=f"{report.draft.name}, SHA-256 {report.draft.config_sha256}",
+                hint="run dspark-verify on this folder",
+            )
+        )
+    failed = [check.id for check in report.checks if check.verdict == "fail"]
+    if failed or report.verdict == "fail":
+        raise DraftError(
+            Finding(
+                code="report-failed",
+                message=f"verification failed: {', '.join(failed) or 'the verdict is fail'}",
+                hint="`dspark-verify explain ID` says what to do about a check",
+            )
+        )
+
+
+def _read_card(folder: Path) -> str:
+    path = folder / CARD_FILE
+    if not os.path.lexists(path):
+        return ""
+    return decode_card(read_limited(path, limit=MAX_SIDE_FILE_BYTES))
+
+
+def decode_card(data: bytes) -> str:
+    """The text of a model card.
+
+    Raises:
+        CheckpointError: ``card-unreadable``.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        finding = Finding(
+            code="card-unreadable",
+            message="the model card is not UTF-8",
+            file=CARD_FILE,
+            hint="save it as UTF-8",
+        )
+        raise CheckpointError(finding) from error
+
+
+def _vocabulary(folder: Path) -> str:
+    draft = inspect_draft(folder).draft
+    assert draft is not None, "the static checks passed"
+    if draft.reduced_vocabulary:
+        return f"reduced: {draft.draft_vocab_size} of {draft.vocab_size} tokens"
+    return f"full: {draft.vocab_size} tokens"

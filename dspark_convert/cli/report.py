@@ -16,6 +16,7 @@ from dspark_convert.schemas.report import (
     AcceptanceNumbers,
     AgreementNumbers,
     ConfidenceNumbers,
+    MarkedText,
     VerifyReport,
 )
 
@@ -24,6 +25,12 @@ VERDICT_STYLE = {
     "fail": "bold red",
     "inconclusive": "bold yellow",
     "skipped": "dim",
+}
+SPAN_MARKS = {
+    "first": ("(", ")", "dim"),
+    "accepted": ("", "", "green"),
+    "rejected": ("[", "]", "bold red"),
+    "bonus": ("{", "}", "blue"),
 }
 _BAR_WIDTH = 24
 
@@ -50,10 +57,22 @@ def report_view(report: VerifyReport) -> RenderableType:
             views.append(_agreement(result.numbers))
         elif isinstance(result.numbers, ConfidenceNumbers) and result.numbers.tokens:
             views.append(_calibration(result.numbers))
+    views += [_marked(text) for text in report.worst]
     if report.gate and report.gate.rules:
         views.append(rules_table(f"Gate {visible(report.gate.file)}", report.gate.rules))
     views.append(Text(report.verdict, style=VERDICT_STYLE[report.verdict]))
     return Group(*views)
+
+
+def _marked(text: MarkedText) -> RenderableType:
+    """A text whose tokens are coloured, and marked for terminals without colour too."""
+    body = Text(overflow="fold")
+    for span in text.spans:
+        before, after, style = SPAN_MARKS[span.kind]
+        body.append_text(literal(f"{before}{span.text}{after}", style))
+    title = f"Among the worst: {text.id}, accepted length {text.accepted_length:.3f}"
+    legend = "plain: accepted, [..]: in place of a rejected token, {..}: bonus, (..): prefill"
+    return Group(literal(title, "bold"), literal(legend, "dim"), body, Text())
 
 
 def rules_table(title: str, rules: Sequence[RuleResult]) -> Table:

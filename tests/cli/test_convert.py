@@ -68,7 +68,6 @@ def unreadable(tmp_path: Path) -> Path:
         ("schema refusal", 0),
         ("schema nonsense", 2),
         ("schema --write {output}", 0),
-        ("schema --check {schemas}", 0),
         ("schema --check {unreadable}", 1),
         ("schema --write {source}/config.json", 3),
         ("nonsense", 2),
@@ -84,7 +83,6 @@ def test_exit_code(
     source: Path,
     refused: Path,
     unreadable: Path,
-    root: Path,
     tmp_path: Path,
 ) -> None:
     places = {
@@ -93,7 +91,6 @@ def test_exit_code(
         "unreadable": unreadable,
         "absent": tmp_path / "absent",
         "output": tmp_path / "out",
-        "schemas": root / "schemas",
     }
     outcome = cli(*(part.format(**places) for part in arguments.split()))
     assert outcome.code == code, outcome

@@ -1,0 +1,183 @@
+"""Writes the pages of this folder that follow from the code: checks.md, cli.md and engines.md.
+
+python docs/generate.py            # write them
+python docs/generate.py --check    # exit 1 if one is not what the code says
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import typer
+from typer.models import ArgumentInfo
+
+from dspark_convert.cli import convert, verify
+from dspark_convert.conversion.engines import ENGINES
+from dspark_convert.conversion.engines.base import VERDICTS, Claim
+from dspark_convert.verification.catalog import CATALOG
+
+DOCS = Path(__file__).parent
+_NOTICE = "<!-- Written by docs/generate.py; do not edit. -->"
+_VERDICT_WORDS = {"refuses": "refuses", "silent": "silent fault", "loads": "loads, but"}
+
+
+def render_checks() -> str:
+    """One section for each check, with the text of ``dspark-verify explain``."""
+    lines = [
+        "# Checks",
+        _NOTICE,
+        "`dspark-verify check` gives each of these a verdict: `pass`, `fail`, `inconclusive`, or "
+        "`skipped` with the reason. `dspark-verify explain ID` prints the same text.",
+    ]
+    for check_id, entry in CATALOG.items():
+        lines += [
+            f"## `{check_id}`",
+            f"**{entry.title}**",
+            entry.looks_at,
+            f"*Fails when:* {entry.fails_when}",
+            f"*What to do:* {entry.what_to_do}",
+        ]
+    return "\n\n".join(lines) + "\n"
+
+
+def render_cli() -> str:
+    """Every command of both programs, with its arguments and options."""
+    sections = ["# Command line", _NOTICE, *_program(convert.app), *_program(verify.app)]
+    return "\n\n".join(sections) + "\n"
+
+
+def render_engines() -> str:
+    """What each engine does with a draft: the claims, as `dspark-convert engines` applies them."""
+    sections = [
+        "# Engines",
+        _NOTICE,
+        "What each engine does with a DSpark draft, read in the source of the version named. "
+        "`dspark-convert engines DRAFT` says which of this holds for one draft, with the evidence "
+        "and the line that starts it; `dspark-convert to-dense --for ENGINE` writes the spelling "
+        "that the engine reads.",
+        "A *silent fault* is the dangerous kind: the draft loads, the output is right, and the "
+        "accepted length is lower than it should be. N is the number of tokens that a round "
+        "drafts, B the block size.",
+    ]
+    for engine in ENGINES:
+        claims = sorted(engine.claims, key=lambda claim: VERDICTS.index(claim.verdict))
+        sections.append(f"## {engine.name} {engine.version}")
+        sections.append(_table(("verdict", "because", "way out"), map(_claim_row, claims)))
+    return "\n\n".join(sections) + "\n"
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "checks.md": render_checks,
+    "cli.md": render_cli,
+    "engines.md": render_engines,
+}
+
+
+def _claim_row(claim: Claim) -> tuple[str, ...]:
+    said = {"n": "N", "block": "B"}
+    reason, way_out = claim.reason.format(**said), claim.way_out.format(**said)
+    return _VERDICT_WORDS[claim.verdict], reason, way_out or "-"
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """One argument or option of a command, as declared."""
+
+    names: tuple[str, ...]
+    value: str | None
+    """How its value is written; None for a flag."""
+    is_argument: bool
+    help: str
+    default: str
+
+
+def _program(app: typer.Typer) -> Iterator[str]:
+    yield f"## {app.info.name}"
+    yield str(app.info.help)
+    for command in app.registered_commands:
+        assert command.callback is not None
+        assert command.name is not None
+        parameters = list(_parameters(command.callback))
+        arguments = [x for x in parameters if x.is_argument]
+        options = [x for x in parameters if not x.is_argument]
+        usage = (str(app.info.name), command.name, *(str(x.value) for x in arguments))
+        yield f"### {app.info.name} {command.name}"
+        yield str(inspect.getdoc(command.callback))
+        yield f"```\n{' '.join(usage)}{' [OPTIONS]' if options else ''}\n```"
+        if arguments:
+            yield _table(("argument", "meaning"), ((f"`{x.value}`", x.help) for x in arguments))
+        if options:
+            rows = ((_spell(option), option.help, option.default) for option in options)
+            yield _table(("option", "meaning", "default"), rows)
+
+
+def _parameters(callback: Callable[..., Any]) -> Iterator[_Parameter]:
+    hints = get_type_hints(callback, include_extras=True)
+    for name, parameter in inspect.signature(callback).parameters.items():
+        kind, declared = get_args(hints[name])
+        # Typer takes the first name where other frameworks take the default.
+        names = [declared.default] if declared.default is not ... else []
+        names += declared.param_decls or ()
+        yield _Parameter(
+            names=tuple(names) or (f"--{name.replace('_', '-')}",),
+            value=None if kind is bool else declared.metavar or _describe(kind),
+            is_argument=isinstance(declared, ArgumentInfo),
+            help=declared.help or "",
+            default=_show_default(parameter.default),
+        )
+
+
+def _show_default(default: Any) -> str:
+    if default is inspect.Parameter.empty:
+        return "required"
+    return "" if default is None or default is False else f"`{_plain(default)}`"
+
+
+def _describe(kind: Any) -> str:
+    """What a value of a type looks like: its choices, or what kind of number or text."""
+    (kind, *_) = (part for part in (*get_args(kind), kind) if part is not type(None))
+    if issubclass(kind, enum.Enum):
+        return "|".join(str(member.value) for member in kind)
+    return {int: "INTEGER", float: "NUMBER", str: "TEXT"}[kind]
+
+
+def _spell(option: _Parameter) -> str:
+    names = ", ".join(f"`{name}`" for name in option.names)
+    return names if option.value is None else f"{names} `{option.value}`"
+
+
+def _plain(value: Any) -> str:
+    return str(value.value if isinstance(value, enum.Enum) else value)
+
+
+def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [headers, tuple("---" for _ in headers), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with ``--check`` name those that differ."""
+    drifted = []
+    for name, render in PAGES.items():
+        page, text = DOCS / name, render()
+        if arguments != ["--check"]:
+            page.write_text(text, encoding="utf-8")
+        elif not page.is_file() or page.read_text(encoding="utf-8") != text:
+            drifted.append(name)
+    if drifted:
+        sys.stderr.write(f"not what the code says: {', '.join(drifted)}; run docs/generate.py\n")
+    return 1 if drifted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

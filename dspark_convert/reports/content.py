@@ -1,0 +1,187 @@
+"""What a report says to people, as facts and tables without a form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dspark_convert.reports.text import bounds, count, number
+from dspark_convert.schemas.report import (
+    AcceptanceNumbers,
+    AgreementNumbers,
+    ConfidenceNumbers,
+    VerifyReport,
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts under headings, not escaped yet."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def list_facts(report: VerifyReport) -> list[tuple[str, str]]:
+    """What was verified, against what, and how."""
+    settings, target = report.settings, report.target
+    facts = [
+        ("draft", f"{report.draft.name} ({report.draft.dialect or 'unknown dialect'})"),
+        ("target", target.name if target else "none"),
+        (
+            "texts",
+            f"{settings.num_prompts} prompts of {settings.trace or settings.prompts}, "
+            f"{settings.max_new_tokens} new tokens",
+        ),
+        (
+            "sampling",
+            f"temperature {settings.temperature:g}, top-k {_or_none(settings.top_k)}, top-p "
+            f"{_or_none(settings.top_p)}, draft {settings.draft_sampling}, seed {settings.seed}",
+        ),
+        ("machine", f"{settings.device}, {settings.dtype}"),
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in settings.versions.items())
+    return [*facts, ("versions", versions)]
+
+
+def find_acceptance(report: VerifyReport) -> AcceptanceNumbers | None:
+    """The numbers of acceptance, if there was a round."""
+    for check in report.checks:
+        if isinstance(check.numbers, AcceptanceNumbers) and check.numbers.rounds:
+            return check.numbers
+    return None
+
+
+def find_agreement(report: VerifyReport) -> AgreementNumbers | None:
+    """The numbers of agreement, of texts that the target did not write."""
+    found = (check.numbers for check in report.checks)
+    return next((numbers for numbers in found if isinstance(numbers, AgreementNumbers)), None)
+
+
+def find_confidence(report: VerifyReport) -> ConfidenceNumbers | None:
+    """The numbers of confidence, if a token was drafted."""
+    for check in report.checks:
+        if isinstance(check.numbers, ConfidenceNumbers) and check.numbers.tokens:
+            return check.numbers
+    return None
+
+
+def checks_table(report: VerifyReport) -> Table:
+    """Every check with its verdict."""
+    rows = [(check.id, check.verdict, check.reason) for check in report.checks]
+    return Table("Checks", ("check", "verdict", "because"), rows)
+
+
+def gate_table(report: VerifyReport) -> Table | None:
+    """The rules of the thresholds file, if there was one."""
+    gate = report.gate
+    if gate is None or not gate.rules:
+        return None
+    title = f"Gate {gate.file}" + (f", prompt set {gate.prompt_set}" if gate.prompt_set else "")
+    rows = [(rule.rule, rule.verdict, rule.reason) for rule in gate.rules]
+    return Table(title, ("rule", "verdict", "because"), rows)
+
+
+def describe_length(numbers: AcceptanceNumbers) -> str:
+    """The accepted length in one sentence, with the counts behind it."""
+    expected = " (expected, given the texts)" if numbers.method == "replayed" else ""
+    return (
+        f"Accepted length {number(numbers.accepted_length)} committed tokens per round, the bonus "
+        f"token included (95 % interval {bounds(numbers.interval95)}, bootstrap over prompts); "
+        f"{count(numbers.rounds)} rounds, {count(numbers.drafted)} drafted, "
+        f"{count(numbers.accepted)} accepted, {count(numbers.committed)} committed{expected}."
+    )
+
+
+def positions_table(numbers: AcceptanceNumbers) -> Table:
+    """Acceptance and survival by position, and the accepted length of a draft cut there."""
+    columns = (
+        numbers.acceptance_by_position,
+        numbers.acceptance_interval95,
+        numbers.survival_by_position,
+        numbers.accepted_length_by_num_speculative_tokens,
+    )
+    rows = [
+        (str(position), number(acceptance), bounds(interval), number(survival), number(length))
+        for position, (acceptance, interval, survival, length) in enumerate(
+            zip(*columns, strict=True), start=1
+        )
+    ]
+    headers = ("token", "acceptance", "95 %", "survival", "accepted length if the last")
+    return Table("Acceptance by position", headers, rows)
+
+
+def histogram_table(numbers: AcceptanceNumbers) -> Table:
+    """Rounds by how many draft tokens they accepted."""
+    rows = [
+        (str(accepted), count(rounds), f"{rounds / numbers.rounds:.1%}")
+        for accepted, rounds in enumerate(numbers.histogram)
+    ]
+    return Table("Accepted draft tokens", ("accepted", "rounds", "share"), rows)
+
+
+def thresholds_table(numbers: AcceptanceNumbers) -> Table | None:
+    """Accepted length by confidence threshold, where a trace was replayed."""
+    lengths = numbers.accepted_length_by_confidence_threshold
+    if not lengths:
+        return None
+    rows = [(f"{x.confidence_threshold:g}", number(x.accepted_length)) for x in lengths]
+    return Table("With a confidence threshold", ("threshold", "accepted length"), rows)
+
+
+def agreement_table(numbers: AgreementNumbers) -> Table:
+    """Agreement by position."""
+    pairs = zip(numbers.agreement_by_position, numbers.agreement_interval95, strict=True)
+    rows = [
+        (str(k), number(share), bounds(interval)) for k, (share, interval) in enumerate(pairs, 1)
+    ]
+    return Table("Agreement with the target's choice", ("token", "agreement", "95 %"), rows)
+
+
+def calibration_table(numbers: ConfidenceNumbers) -> Table:
+    """Confidence against acceptance by position."""
+    rows = [
+        (str(x.position), count(x.tokens), number(x.mean_confidence), number(x.acceptance))
+        for x in numbers.by_position
+    ]
+    headers = ("token", "drafted", "confidence", "acceptance")
+    return Table("Confidence by position", headers, rows)
+
+
+def reliability_table(numbers: ConfidenceNumbers) -> Table | None:
+    """Confidence against acceptance by confidence."""
+    rows = [
+        (
+            f"{x.low:g} to {x.high:g}",
+            count(x.tokens),
+            number(x.mean_confidence),
+            number(x.acceptance),
+        )
+        for x in numbers.reliability
+        if x.tokens
+    ]
+    headers = ("confidence", "drafted", "mean", "acceptance")
+    return Table("Reliability of the confidence head", headers, rows) if rows else None
+
+
+def list_tables(report: VerifyReport) -> Iterator[Table]:
+    """All tables after that of the checks, in the order of the forms that only have tables."""
+    acceptance, confidence = find_acceptance(report), find_confidence(report)
+    agreement = find_agreement(report)
+    optional: list[Table | None] = [gate_table(report)]
+    if acceptance:
+        optional += [
+            positions_table(acceptance),
+            histogram_table(acceptance),
+            thresholds_table(acceptance),
+        ]
+    if agreement:
+        optional.append(agreement_table(agreement))
+    if confidence:
+        optional += [calibration_table(confidence), reliability_table(confidence)]
+    yield from (table for table in optional if table is not None)
+
+
+def _or_none(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"

@@ -1,0 +1,61 @@
+"""Imports go down the layers only, and only the upper ones know PyTorch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "dspark_convert"
+BELOW: dict[str, set[str]] = {
+    "errors": set(),
+    "schemas": {"errors"},
+    "checkpoint": {"errors"},
+    "formats": {"checkpoint", "schemas", "errors"},
+    "conversion": {"formats", "checkpoint", "schemas", "errors"},
+    "runtime": {"formats", "checkpoint", "schemas", "errors"},
+    "verification": {"runtime", "conversion", "formats", "checkpoint", "schemas", "errors"},
+    "reports": {"verification", "schemas", "errors"},
+}
+BELOW["cli"] = set(BELOW)
+HEAVY = {"torch", "transformers"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        layer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if layer != "__init__":
+            yield layer, path
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+
+
+@pytest.mark.parametrize(
+    ("layer", "path"),
+    list(modules()),
+    ids=lambda value: value.stem if isinstance(value, Path) else value,
+)
+def test_a_module_imports_only_from_below(layer: str, path: Path) -> None:
+    allowed = BELOW[layer] | {layer}
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] == "dspark_convert" and len(parts) > 1 and parts[1] != "__version__":
+            assert parts[1] in allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_pytorch_is_known_to_runtime_and_verification_only() -> None:
+    for layer, path in modules():
+        if layer in {"errors", "schemas", "checkpoint", "formats", "conversion", "reports"}:
+            heavy = {name.split(".")[0] for name in imported(path)} & HEAVY
+            assert not heavy, f"{path.relative_to(ROOT)} imports {heavy}"

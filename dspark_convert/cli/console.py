@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import Any
 
@@ -70,12 +70,14 @@ class Sink:
         """Errors, warnings and notes, in words, to stderr."""
         for finding in findings:
             if finding.severity == "error" or not self.quiet:
-                self._err.print(_finding_text(finding))
+                with suppress(OSError):  # a note that nobody can read must not stop the work
+                    self._err.print(_finding_text(finding))
 
     def note(self, text: str) -> None:
         """One line to stderr."""
         if not self.quiet:
-            self._err.print(literal(text), soft_wrap=True)
+            with suppress(OSError):
+                self._err.print(literal(text), soft_wrap=True)
 
     @property
     def shows_progress(self) -> bool:

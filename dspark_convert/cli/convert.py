@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from dspark_convert import __version__
+from dspark_convert.cli.program import run
 
 app = typer.Typer(
     name="dspark-convert",
@@ -323,7 +324,7 @@ def schema(
 
 def main() -> None:
     """Entry point of the ``dspark-convert`` command."""
-    app()
+    run(app)
 
 
 def _value(option: enum.Enum | None) -> str | None:

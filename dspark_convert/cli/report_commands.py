@@ -38,14 +38,17 @@ class Outputs:
     markdown: Path | None = None
     html: Path | None = None
 
-    def check(self) -> None:
-        """Find out what would fail after hours of work.
+    def check(self, *inputs: Path | None) -> None:
+        """Find out what would fail after hours of work; nothing goes into a folder of ``inputs``.
 
         Raises ``OutputError`` (``report-not-written``), ``DependencyError`` (for the page).
         """
+        read_only = [Path(os.path.realpath(folder)) for folder in inputs if folder is not None]
         for path in filter(None, (self.report, self.junit, self.markdown, self.html)):
             if not path.absolute().parent.is_dir() or path.is_dir():
                 raise _not_written(path, "not a file in an existing folder")
+            if any(folder in Path(os.path.realpath(path)).parents for folder in read_only):
+                raise _not_written(path, "it would lie in a folder that is only read")
         if self.html:
             import dspark_convert.reports.html  # noqa: F401 - says what is missing
 
@@ -153,10 +156,15 @@ def _changes(comparison: Comparison) -> Table:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Write a file whole or not at all; through a link, and into a pipe or device as it is."""
+    real = Path(os.path.realpath(path))
+    temporary = real.with_name(f".{real.name}.tmp")
     try:
+        if real.exists() and not real.is_file():
+            real.write_text(text, encoding="utf-8")
+            return
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        temporary.replace(real)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise _not_written(path, str(error.strerror)) from None

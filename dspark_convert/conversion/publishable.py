@@ -67,7 +67,7 @@ def examine_publishable(
     findings = Findings()
     for file in manifest.files:
         if file.name != CARD_FILE:
-            _judge_file(folder, file, findings)
+            judge_file(folder, file, findings)
     findings.raise_errors(CheckpointError)
     Findings(check_draft(folder).findings).raise_errors(DraftError)
     if report is not None:
@@ -84,7 +84,8 @@ def examine_publishable(
     )
 
 
-def _judge_file(folder: Path, file: OutputFile, findings: Findings) -> None:
+def judge_file(folder: Path, file: OutputFile, findings: Findings) -> None:
+    """Whether a file is still what the manifest says: size, and hash of it or of its header."""
     if file.name in ("", ".", "..") or any(character in file.name for character in "/\\\0"):
         findings.error(
             "manifest-name-unsafe",

@@ -20,8 +20,9 @@ from dspark_convert.conversion.assembled import Assembled
 from dspark_convert.conversion.history import MANIFEST_FILE, read_manifest
 from dspark_convert.conversion.identity import shown_name
 from dspark_convert.conversion.plan import Conversion
+from dspark_convert.conversion.publishable import judge_file
 from dspark_convert.conversion.weights import INDEX_FILE, OutputWeights, Piece
-from dspark_convert.errors import Finding, OutputError
+from dspark_convert.errors import Finding, Findings, OutputError
 from dspark_convert.schemas.plan import ConversionManifest, OutputFile
 
 CONFIG_FILE = "config.json"
@@ -80,12 +81,20 @@ def needed_bytes(conversion: Conversion) -> int:
 
 
 def is_our_output(folder: Path) -> bool:
-    """Whether a folder holds a manifest of ours, and nothing that the manifest does not name."""
+    """Whether a folder holds what its manifest of ours describes, unchanged, and nothing else.
+
+    Of weight files size and header are looked at, of others every byte.
+    """
     manifest = read_manifest(folder)
     if manifest is None:
         return False
     named = {file.name for file in manifest.files} | {MANIFEST_FILE}
-    return {shown_name(path.name) for path in folder.iterdir()} <= named
+    if {shown_name(path.name) for path in folder.iterdir()} != named:
+        return False
+    findings = Findings()
+    for file in manifest.files:
+        judge_file(folder, file, findings)
+    return not findings.of("error")
 
 
 def _write_weights(file: OutputWeights, path: Path, on_bytes: Callable[[int], None]) -> None:

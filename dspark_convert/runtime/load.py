@@ -47,7 +47,8 @@ def load_draft(
 
     Raises:
         CheckpointError, DialectError, DraftError: everything that conversion refuses, and
-            ``tensor-borrowed-missing``, ``target-tensor-shape``, ``rope-type-unsupported``,
+            ``tensor-borrowed-missing``, ``weights-not-finite``, ``target-tensor-shape``,
+            ``rope-type-unsupported``,
             ``rope-parameters-invalid``, ``activation-unsupported``.
     """
     source, findings = read_draft_with_notes(Path(path), overrides=overrides)
@@ -103,14 +104,28 @@ def _fill(
     dtype: torch.dtype,
 ) -> None:
     weights: dict[str, Tensor] = {}
+    findings = Findings()
     for name, tensor in draft.state_dict().items():
         weights[name] = torch.zeros(tensor.shape, dtype=dtype, device=device)
         if name in stored:
             weights[name].copy_(read_weight(stored[name], device))
         elif name in stand_ins:
             weights[name].copy_(stand_ins[name])
+        if not weights[name].isfinite().all():
+            _report_not_finite(name, stored, findings)
+    findings.raise_errors(DraftError)
     draft.load_state_dict(weights, assign=True)
     draft.to(device)
+
+
+def _report_not_finite(name: str, stored: Mapping[str, StoredTensor], findings: Findings) -> None:
+    findings.error(
+        "weights-not-finite",
+        "a tensor holds NaN or infinity, or values beyond the dtype that it is loaded in",
+        file=stored[name].file if name in stored else None,
+        tensor=name,
+        hint="the training or the saving of this draft went wrong; publish an earlier checkpoint",
+    )
 
 
 def read_weight(stored: StoredTensor, device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dspark_convert import __version__
 from dspark_convert.cli.convert import app
 from dspark_convert.schemas.published import PUBLISHED, schema_text
 from fixtures.broken.edits import cut, put, write
+from tests.conftest import COMMAND
 
 REDUCED = "spec_vanilla_reduced_anchor_bf16"
 Cli = Callable[..., Any]
@@ -212,3 +214,42 @@ def test_every_command_and_every_option_is_documented(name: str, cli: Cli) -> No
         spelled = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.metavar
         assert spelled.strip("[]") in shown
         assert "".join(parameter.help.split()) in shown
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [("check",), ("inspect", "--json"), ("engines",)])
+def test_a_full_disk_behind_stdout_is_no_verdict(source: Path, arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command, *options = arguments
+        done = subprocess.run(
+            [COMMAND, command, source, *options], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 3
+    assert b"the output cannot be written" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_notes_that_cannot_be_printed_do_not_stop_a_conversion(
+    source: Path, tmp_path: Path
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [COMMAND, "to-dense", source, tmp_path / "out"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_overwrite_spares_a_result_that_was_changed_since(
+    source: Path, tmp_path: Path, cli: Cli, name: str
+) -> None:
+    output = tmp_path / "out"
+    assert cli("to-dense", source, output).code == 0
+    changed = output / name
+    changed.write_bytes(changed.read_bytes() + b" ")
+    before = changed.read_bytes()
+    outcome = cli("to-dense", source, output, "--overwrite", "--json")
+    assert outcome.code == 3
+    assert "output-not-ours" in outcome.codes
+    assert changed.read_bytes() == before

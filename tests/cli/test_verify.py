@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -166,3 +167,28 @@ def test_without_pytorch_the_extra_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 3
     assert b"dspark-convert[verify]" in done.stderr
+
+
+def test_a_report_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        outputs = ("--report", tmp_path / "link.json", "--junit", pipe)
+        assert verify("check", DENSE, "--source", DENSE, *outputs).code == 0
+        assert os.read(reader, 5) == b"<?xml"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "real.json").read_text())["verdict"] == "pass"
+
+
+def test_a_report_never_lands_in_a_folder_that_is_read(tmp_path: Path) -> None:
+    for file in DENSE.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    outcome = verify("check", tmp_path, "--source", DENSE, "--report", tmp_path / "config.json")
+    assert outcome.code == 3
+    assert "report-not-written" in outcome.err
+    assert (tmp_path / "config.json").is_symlink()

@@ -1,0 +1,32 @@
+"""How both programs start and end; imports nothing heavy, so that help is there at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+import typer
+
+REFUSED = 3
+
+
+def run(app: typer.Typer) -> None:
+    """Run a program; where its own output cannot be written, that is no verdict on a draft.
+
+    Exit code 3 then, with one line to stderr if that still works.
+    """
+    code: object = 0
+    try:
+        try:
+            app()
+        except SystemExit as exit_:
+            code = exit_.code
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered would fail again when Python shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError):
+            sys.stderr.write(f"the output cannot be written: {error.strerror}\n")
+        code = REFUSED
+    sys.exit(code)  # type: ignore[arg-type]

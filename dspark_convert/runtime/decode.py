@@ -55,8 +55,8 @@ def decode(
             serve (see ``Drafter``).
         DraftError: the draft does not fit the target (see ``judge_pairing``).
     """
-    _check_pair(target, draft)
-    _check_prompts(prompts, target.vocab_size)
+    check_pair(target, draft)
+    check_prompts(prompts, target.vocab_size)
     if not prompts:
         return ()
     batch = _Batch(target, draft, prompts, options, generator, observer)
@@ -78,7 +78,7 @@ def decode_plain(
 
     ``generator`` is needed at a temperature above 0, on the target's device.
     """
-    _check_prompts([prompt], target.vocab_size)
+    check_prompts([prompt], target.vocab_size)
     session = target.start(())
     output = session.prefill(torch.tensor([list(prompt)], device=target.device), [len(prompt)])
     token_ids: list[int] = []
@@ -220,7 +220,8 @@ def _to_host(drafted: Drafted, verdict: Verdict) -> list[Outcome]:
     ]
 
 
-def _check_pair(target: Target, draft: DraftModel) -> None:
+def check_pair(target: Target, draft: DraftModel) -> None:
+    """Raise ``DraftError`` for a draft that does not fit the target (see ``judge_pairing``)."""
     config = {
         "hidden_size": target.hidden_size,
         "num_hidden_layers": target.num_hidden_layers,
@@ -231,7 +232,8 @@ def _check_pair(target: Target, draft: DraftModel) -> None:
     findings.raise_errors(DraftError)
 
 
-def _check_prompts(prompts: Iterable[Sequence[int]], vocab_size: int) -> None:
+def check_prompts(prompts: Iterable[Sequence[int]], vocab_size: int) -> None:
+    """Raise ``UsageError`` (``prompt-empty``, ``prompt-token-unknown``)."""
     for index, prompt in enumerate(prompts):
         unknown = [token_id for token_id in prompt if not 0 <= token_id < vocab_size]
         if prompt and not unknown:

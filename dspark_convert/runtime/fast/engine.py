@@ -1,0 +1,227 @@
+"""One decoding round on the device, from anchors to the next anchors, as one CUDA graph.
+
+Everything that a round reads or writes lies in tensors allocated once: the caches, and for each row
+its anchor and the anchor's position. The host launches rounds and reads what they came to later.
+
+Shapes: R rows, N drafted tokens of a round, Q = N + 1, V target vocabulary, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dspark_convert.runtime.causal import CausalTarget
+from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.drafting import check_threshold, count_tokens
+from dspark_convert.runtime.fast.models import StaticDraft, StaticTarget
+from dspark_convert.runtime.fast.runners import compile_function
+from dspark_convert.runtime.fast.sampling import NarrowChoice, soften, verify_narrow
+from dspark_convert.runtime.progress import Outcome
+from dspark_convert.runtime.propose import Chain, ChooseToken, GreedyChoice, run_chain
+from dspark_convert.runtime.records import DecodeOptions
+from dspark_convert.runtime.rejection import Uniforms, Verdict, count_leading, verify_greedy
+from dspark_convert.runtime.sampling import (
+    compute_probabilities,
+    draw_gumbel,
+    require_generator,
+)
+
+# Runs before a capture: libraries allocate their workspaces, and layers are compiled.
+WARM_UPS = 2
+# More shapes than PyTorch compiles by default before it falls back to not compiling in silence.
+MOST_SHAPES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutput:
+    """What a round came to, on the device: integers [R, 2 + 1 + N] and confidences [R, N].
+
+    Columns: proposed length, accepted tokens, next token, drafted tokens.
+    """
+
+    counts: Tensor
+    confidence: Tensor | None
+
+
+class PendingRound:
+    """A round's output on its way to the host."""
+
+    def __init__(self, output: RoundOutput) -> None:
+        self._counts = _start_copy(output.counts)
+        self._confidence = None if output.confidence is None else _start_copy(output.confidence)
+        self._arrived: Any = None
+        if output.counts.is_cuda:
+            new_event: Any = torch.cuda.Event  # torch leaves it untyped
+            self._arrived = new_event()
+            self._arrived.record()
+
+    def wait(self) -> list[Outcome]:
+        """The outcome of every row; waits for this round only, not for later ones."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        confidences = None if self._confidence is None else self._confidence.tolist()
+        return [
+            Outcome(
+                proposed_ids=tuple(ids[:length]),
+                accepted=accepted,
+                next_token_id=next_token_id,
+                confidence=None if confidences is None else tuple(confidences[row][:length]),
+            )
+            for row, (length, accepted, next_token_id, *ids) in enumerate(self._counts.tolist())
+        ]
+
+
+class Engine:
+    """Rows of a supported target and a draft, decoding side by side.
+
+    ``columns`` positions fit into a row; one that runs past them decodes nonsense in its own last
+    columns, so its rounds have to be discarded. Raises ``UsageError`` as ``Drafter`` does.
+    """
+
+    def __init__(
+        self,
+        target: CausalTarget,
+        draft: DraftModel,
+        options: DecodeOptions,
+        *,
+        rows: int,
+        longest: int,
+        generator: torch.Generator | None,
+    ) -> None:
+        check_threshold(draft, options)
+        self.options, self.generator = options, generator
+        self.draft_model = draft
+        self.num_tokens = count_tokens(draft, options)
+        self.vocabulary = draft.vocabulary.restrict(target.vocab_size)
+        self.choose = self._build_choice()
+        on_gpu = draft.device.type == "cuda"
+        self.soften = compile_function(soften) if on_gpu else soften
+        # A round writes as far as the longer of block and verified tokens, from its anchor on.
+        width = max(self.num_tokens + 1, draft.config.block_size)
+        self.last_position = longest + options.max_new_tokens
+        columns = self.last_position + width
+        layer_ids = draft.config.target_layer_ids
+        self.target = StaticTarget(target, layer_ids, rows=rows, columns=columns)
+        self.draft = StaticDraft(draft, rows=rows, columns=columns)
+        self.offsets = torch.arange(self.num_tokens + 1, device=draft.device)
+        self.anchors = torch.zeros(rows, dtype=torch.int64, device=draft.device)
+        self.positions = torch.zeros_like(self.anchors)
+        self._run: Callable[[], RoundOutput] = self._round
+        if on_gpu:
+            self._run = self._capture()
+
+    def admit(self, row: int, prompt: Sequence[int]) -> int:
+        """Start a prompt in a row, and return the token after it."""
+        output = self.target.prefill(row, prompt)
+        self.draft.store_prompt(row, output.features[0])
+        logits = output.logits[:, -1]
+        if self.options.sampling.greedy:
+            token = logits.argmax(-1)
+        else:
+            p = compute_probabilities(logits, self.options.sampling)
+            token = draw_gumbel(p.log(), require_generator(self.generator))
+        self.anchors[row] = token[0]
+        self.positions[row] = len(prompt)
+        return int(token)
+
+    def start_round(self) -> PendingRound:
+        """Launch a round of all rows."""
+        return PendingRound(self._run())
+
+    @torch.no_grad()
+    def _round(self) -> RoundOutput:
+        positions = self.positions[:, None] + self.offsets
+        hidden = self.draft.run_block(self.anchors, self.positions)
+        chain = run_chain(
+            self.draft_model, hidden, self.anchors, self.choose, num_tokens=self.num_tokens
+        )
+        confidence = self._confidence(chain)
+        lengths = self._lengths(confidence)
+        block = torch.cat((self.anchors[:, None], chain.target_ids), 1)
+        output = self.target(block, positions)
+        self.draft.remember(output.features, positions)
+        verdict = self._verify(output.logits, chain, lengths)
+        self.anchors.copy_(verdict.next_token_ids)
+        self.positions.add_(verdict.accepted + 1).clamp_(max=self.last_position)
+        columns = (lengths, verdict.accepted, verdict.next_token_ids)
+        counts = torch.cat((torch.stack(columns, 1), chain.target_ids), 1)
+        return RoundOutput(counts, confidence)
+
+    def _build_choice(self) -> ChooseToken:
+        if self.options.sampling.greedy or self.options.draft_sampling == "greedy":
+            return GreedyChoice(self.vocabulary)
+        generator = require_generator(self.generator)
+        return NarrowChoice(self.vocabulary, self.options.temperature, generator)
+
+    def _confidence(self, chain: Chain) -> Tensor | None:
+        if chain.confidence_logits is None:
+            return None
+        return chain.confidence_logits[:, self.draft_model.first_predicting_slot :].sigmoid()
+
+    def _lengths(self, confidence: Tensor | None) -> Tensor:
+        every = torch.full_like(self.anchors, self.num_tokens)
+        if self.options.confidence_threshold is None or confidence is None:
+            return every
+        return count_leading(confidence >= self.options.confidence_threshold, every)
+
+    def _verify(self, logits_RQV: Tensor, chain: Chain, lengths: Tensor) -> Verdict:
+        options = self.options
+        if options.sampling.greedy:
+            return verify_greedy(logits_RQV.argmax(-1), chain.target_ids, lengths)
+        generator, q = require_generator(self.generator), None
+        if options.draft_sampling == "sample":
+            drafted = chain.biased_logits[:, self.draft_model.first_predicting_slot :]
+            q = self.soften(drafted, options.temperature)
+        if options.top_k is None and options.top_p is None:
+            p = self.soften(logits_RQV, options.temperature)
+        else:
+            p = compute_probabilities(logits_RQV, options.sampling)
+        return verify_narrow(
+            p,
+            q,
+            chain.target_ids,
+            lengths,
+            self.vocabulary,
+            Uniforms.draw(len(lengths), self.num_tokens, generator),
+            generator,
+        )
+
+    def _capture(self) -> Callable[[], RoundOutput]:
+        """The round as a CUDA graph; its output is overwritten by the next one."""
+        drawn = None if self.generator is None else self.generator.get_state()
+        self._warm_up()
+        graph = torch.cuda.CUDAGraph()
+        if self.generator is not None:
+            graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph):
+            output = self._round()
+        if self.generator is not None and drawn is not None:
+            self.generator.set_state(drawn)
+
+        def replay() -> RoundOutput:
+            graph.replay()
+            return output
+
+        return replay
+
+    def _warm_up(self) -> None:
+        """Compile and allocate, on a stream of its own, as captures want it."""
+        new_stream: Any = torch.cuda.Stream  # torch leaves it untyped
+        stream = new_stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        limit = torch._dynamo.config.patch(recompile_limit=MOST_SHAPES)
+        with torch.cuda.stream(stream), limit:
+            for _ in range(WARM_UPS):
+                self._round()
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+def _start_copy(x: Tensor) -> Tensor:
+    """A copy on the host, from a GPU one that arrives later."""
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+    return host.copy_(x, non_blocking=True)

@@ -6,13 +6,39 @@ runs. PyTorch is imported by the commands that decode, so that help and explanat
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dspark_convert import __version__
+from dspark_convert.cli.diagnose import diagnose
+from dspark_convert.cli.program import run
+from dspark_convert.cli.verify_options import (
+    AsJson,
+    Device,
+    Draft,
+    DraftSampling,
+    DraftSamplingOption,
+    Dtype,
+    Html,
+    JUnit,
+    Markdown,
+    MaxNewTokens,
+    NumSpeculativeTokens,
+    Prompts,
+    Quiet,
+    Seed,
+    StopTokenIds,
+    Target,
+    TargetWeights,
+    Temperature,
+    TextOriginOption,
+    TopK,
+    TopP,
+    TraceFile,
+    TrustRemoteCode,
+)
 
 app = typer.Typer(
     name="dspark-verify",
@@ -23,44 +49,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class DraftSamplingOption(str, enum.Enum):
-    """``--draft-sampling`` as users write it."""
-
-    sample = "sample"
-    greedy = "greedy"
-
-
-class TextOriginOption(str, enum.Enum):
-    """``--text-origin`` as users write it."""
-
-    greedy = "greedy"
-    given = "given"
-
-
-Prompts = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="JSON lines or plain text; a small set is bundled."),
-]
-StopTokenIds = Annotated[
-    str | None,
-    typer.Option(metavar="ID,ID", help="Default: the target's generation config; '' for none."),
-]
-Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let code of the target's folder run.")
-]
-JUnit = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, for CI.")
-]
-Markdown = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Write GitHub Markdown.")
-]
-Html = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", help="Write a page with plots; needs matplotlib."),
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -78,45 +66,24 @@ def _program(
 
 @app.command("check")
 def check(
-    draft: Annotated[Path, typer.Argument(metavar="DRAFT", help="Folder of the draft.")],
-    target: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the target model.")
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="A recorded trace, or a folder of them, in place of the target."
-        ),
-    ] = None,
-    target_weights: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="With --trace: the target's folder, for tensors that the draft lacks.",
-        ),
-    ] = None,
+    draft: Draft,
+    target: Target = None,
+    trace: TraceFile = None,
+    target_weights: TargetWeights = None,
     source: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The draft before conversion: outputs must be equal."),
+        str | None,
+        typer.Option(
+            metavar="REPO_OR_DIR", help="The draft before conversion: outputs must be equal."
+        ),
     ] = None,
     prompts: Prompts = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens to decode after each prompt; 128, or what a trace has."),
-    ] = None,
+    max_new_tokens: MaxNewTokens = None,
     stop_token_ids: StopTokenIds = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy; the default, unless a trace has another.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Of the target's sampling.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Of the target's sampling.")] = None,
-    draft_sampling: Annotated[
-        DraftSamplingOption,
-        typer.Option(help="How drafts are drawn above temperature 0; vLLM's default is greedy."),
-    ] = DraftSamplingOption.sample,
-    num_speculative_tokens: Annotated[
-        int | None, typer.Option(help="At most what a block proposes, the default.")
-    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    draft_sampling: DraftSampling = DraftSamplingOption.sample,
+    num_speculative_tokens: NumSpeculativeTokens = None,
     confidence_threshold: Annotated[
         float | None, typer.Option(help="End a proposal before a token of less confidence.")
     ] = None,
@@ -127,9 +94,13 @@ def check(
         str | None,
         typer.Option(metavar="X,Y,...", help="Acceptance at each position, given those before."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    worst: Annotated[
+        int,
+        typer.Option(metavar="N", help="Show the N texts of lowest accepted length, marked up."),
+    ] = 0,
+    seed: Seed = 0,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Device = "auto",
     dtype: Dtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     gate: Annotated[
@@ -148,8 +119,8 @@ def check(
     junit: JUnit = None,
     markdown: Markdown = None,
     html: Html = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run every check of a draft.
 
@@ -177,6 +148,7 @@ def check(
             confidence_threshold=confidence_threshold,
             min_accepted_length=min_accepted_length,
             min_acceptance=min_acceptance,
+            worst=worst,
             seed=seed,
             batch_size=batch_size,
             device=device,
@@ -189,6 +161,9 @@ def check(
         as_json=as_json,
         quiet=quiet,
     )
+
+
+app.command("diagnose")(diagnose)
 
 
 @app.command("record")
@@ -213,12 +188,12 @@ def record(
         int, typer.Option(help="Where rounds stop being started; a few more tokens are kept.")
     ] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Of the target's sampling.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Of the target's sampling.")] = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
     stop_token_ids: StopTokenIds = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Seed = 0,
     batch_size: Annotated[int, typer.Option(help="Prompts run together.")] = 8,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Device = "auto",
     dtype: Dtype = "auto",
     feature_dtype: Annotated[
         str, typer.Option(help="Of hidden states: auto (as the target runs), bf16 or fp32.")
@@ -232,7 +207,7 @@ def record(
     ] = False,
     trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the header to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a target once and keep what judging a draft needs, so that it is not needed again."""
     from dspark_convert.cli import trace_commands
@@ -306,7 +281,7 @@ def import_vllm(
         bool, typer.Option("--overwrite", help="Replace an existing trace.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the header to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Make a trace of a target that ran in vLLM; without log p it serves temperature 0."""
     from dspark_convert.cli import trace_commands
@@ -343,7 +318,7 @@ def compare(
         typer.Option(min=0, help="The same in standard errors; 2 if no limit is given."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Say what changed between two reports.
 
@@ -368,7 +343,7 @@ def render(
     junit: JUnit = None,
     markdown: Markdown = None,
     html: Html = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Make JUnit XML, Markdown or a page of a report."""
     from dspark_convert.cli import report_commands
@@ -392,7 +367,7 @@ def explain_check(
 
 def main() -> None:
     """Entry point of the ``dspark-verify`` command."""
-    app()
+    run(app)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -12,6 +13,7 @@ from dspark_convert.cli.console import Sink
 from dspark_convert.cli.exits import refusals
 from dspark_convert.cli.report import report_view
 from dspark_convert.cli.report_commands import EXIT_CODES, Outputs, append_step_summary
+from dspark_convert.conversion.sources import whole_model
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.schemas.report import CheckId, VerifyReport
 from dspark_convert.verification import catalog
@@ -28,11 +30,11 @@ _RECORDED = ("max_new_tokens", "stop_token_ids", "temperature", "top_k", "top_p"
 class RawOptions:
     """The options of ``check`` as typed; lists are still texts."""
 
-    draft: Path
-    target: Path | None
+    draft: str
+    target: str | None
     trace: Path | None
-    target_weights: Path | None
-    source: Path | None
+    target_weights: str | None
+    source: str | None
     prompts: Path | None
     max_new_tokens: int | None
     stop_token_ids: str | None
@@ -44,6 +46,7 @@ class RawOptions:
     confidence_threshold: float | None
     min_accepted_length: float | None
     min_acceptance: str | None
+    worst: int
     seed: int
     batch_size: int
     device: str
@@ -63,12 +66,20 @@ def check(
     """Verify a draft; the exit code is the verdict."""
     sink = Sink(as_json=as_json, quiet=quiet)
     with refusals(sink):
-        outputs.check()
+        outputs.check(raw.draft, raw.target, raw.source)
         result = _check(raw, gate, prompt_set, sink)
         outputs.write(result)
         append_step_summary(result)
         sink.data(result.model_dump(mode="json"), report_view(result))
+        _offer_diagnosis(raw, result, sink)
         raise typer.Exit(EXIT_CODES[result.verdict])
+
+
+def _offer_diagnosis(raw: RawOptions, report: VerifyReport, sink: Sink) -> None:
+    failed = {check.id for check in report.checks if check.verdict == "fail"}
+    if "acceptance" in failed:
+        texts = f"--trace {raw.trace}" if raw.trace else f"--target {raw.target}"
+        sink.note(f"to find out why: dspark-verify diagnose {raw.draft} {texts}")
 
 
 def explain(check_id: str | None) -> None:
@@ -89,23 +100,29 @@ def _check(raw: RawOptions, gate: Path | None, prompt_set: str | None, sink: Sin
     if gate is None:
         if prompt_set is not None:
             raise _usage("gate-missing", "--prompt-set needs --gate", prompt_set, "--gate FILE")
-        return _verify(_options(raw), sink)
+        return _verify(_options(raw, sink), sink)
     thresholds = open_gate(gate, prompt_set)
-    return apply_gate(thresholds, _verify(follow_gate(_options(raw), thresholds), sink))
+    return apply_gate(thresholds, _verify(follow_gate(_options(raw, sink), thresholds), sink))
 
 
-def _options(raw: RawOptions) -> VerifyOptions:
+def _options(raw: RawOptions, sink: Sink) -> VerifyOptions:
     # Imported here: this is where PyTorch comes in, or is found missing.
     from dspark_convert.runtime import DecodeOptions
     from dspark_convert.verification.run import VerifyOptions
 
+    folder = partial(
+        whole_model,
+        code=raw.trust_remote_code,
+        hear=sink.findings,
+        progress=sink.shows_progress,
+    )
     return VerifyOptions(
-        draft=raw.draft,
-        target=raw.target,
+        draft=folder(raw.draft),
+        target=None if raw.target is None else folder(raw.target),
         trace=raw.trace,
-        target_weights=raw.target_weights,
+        target_weights=None if raw.target_weights is None else folder(raw.target_weights),
         stated=frozenset(name for name in _RECORDED if getattr(raw, name) is not None),
-        source=raw.source,
+        source=None if raw.source is None else folder(raw.source),
         prompts=raw.prompts,
         decode=DecodeOptions(
             max_new_tokens=128 if raw.max_new_tokens is None else raw.max_new_tokens,
@@ -119,6 +136,7 @@ def _options(raw: RawOptions) -> VerifyOptions:
         stop_token_ids=_stop_ids(raw.stop_token_ids),
         min_accepted_length=raw.min_accepted_length,
         min_acceptance=_fractions(raw.min_acceptance),
+        worst=raw.worst,
         seed=raw.seed,
         batch_size=raw.batch_size,
         device=raw.device,

@@ -10,22 +10,34 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
+from dspark_convert.schemas.comparison import Comparison
+from dspark_convert.schemas.diagnosis import Diagnosis
 from dspark_convert.schemas.draft import DraftConfig
+from dspark_convert.schemas.engines import EnginesReport
+from dspark_convert.schemas.gate import GateFile
 from dspark_convert.schemas.inspection import CheckReport, Inspection
 from dspark_convert.schemas.plan import ConversionManifest, ConversionPlan
+from dspark_convert.schemas.push import PushReport
 from dspark_convert.schemas.refusal import Refusal
 from dspark_convert.schemas.report import VerifyReport
 from dspark_convert.schemas.source import DenseConfig, SpeculatorsConfig
+from dspark_convert.schemas.trace import TraceHeader
 
 PUBLISHED: Mapping[str, tuple[type[BaseModel], int]] = {
     "check-report": (CheckReport, 1),
+    "comparison": (Comparison, 1),
     "conversion-manifest": (ConversionManifest, 1),
     "conversion-plan": (ConversionPlan, 1),
     "dense-config": (DenseConfig, 1),
+    "diagnosis": (Diagnosis, 1),
     "draft-config": (DraftConfig, 1),
+    "engines-report": (EnginesReport, 1),
+    "gate": (GateFile, 1),
     "inspection": (Inspection, 1),
+    "push-report": (PushReport, 1),
     "refusal": (Refusal, 1),
     "speculators-config": (SpeculatorsConfig, 1),
+    "trace-header": (TraceHeader, 1),
     "verify-report": (VerifyReport, 1),
 }
 """Name of each schema, its model, and its version (raised when a document stops validating)."""

@@ -48,7 +48,7 @@ class ParityNumbers(OwnDocument):
     contexts: PositiveInt
     compared: tuple[str, ...] = Field(description="outputs that were compared bit by bit")
     different: tuple[str, ...]
-    max_abs_difference: float
+    max_abs_difference: float | None = Field(description="null: the shapes differ")
     stand_ins: tuple[str, ...] = Field(description="absent tensors that a seeded random one filled")
 
 
@@ -285,6 +285,31 @@ class ExampleText(OwnDocument):
     rounds: tuple[ExampleRound, ...]
 
 
+SpanKind = Literal["first", "accepted", "rejected", "bonus"]
+
+
+class MarkedSpan(OwnDocument):
+    """Tokens of a text that came about in the same way."""
+
+    text: str = Field(description="token ids where no tokenizer is at hand")
+    kind: SpanKind = Field(
+        description="first: sampled from the prefill; accepted: drafted and accepted; rejected: "
+        "the target's own, in the place of a draft token that it rejected; bonus: the target's "
+        "own after a whole proposal"
+    )
+    probability: float = Field(
+        ge=0, le=1.000001, description="that this kind is right, mean over tokens; 1 if decoded"
+    )
+
+
+class MarkedText(OwnDocument):
+    """One output in full, marked up by what became of the draft's tokens."""
+
+    id: str
+    accepted_length: float
+    spans: tuple[MarkedSpan, ...]
+
+
 class VerifyReport(OwnDocument):
     """``dspark-verify check`` in full. Deterministic but for ``seconds``."""
 
@@ -298,4 +323,7 @@ class VerifyReport(OwnDocument):
     checks: tuple[CheckResult, ...]
     gate: GateOutcome | None = Field(default=None, description="null: no thresholds file")
     example: ExampleText | None = Field(default=None, description="null: nothing was decoded")
+    worst: tuple[MarkedText, ...] = Field(
+        default=(), description="texts of lowest accepted length, worst first, as many as asked for"
+    )
     seconds: dict[str, Any] = Field(description="wall time per check")

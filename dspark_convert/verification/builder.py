@@ -6,7 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dspark_convert.schemas.report import CheckId, CheckResult, ExampleText, VerifiedTarget
+from dspark_convert.schemas.report import (
+    CheckId,
+    CheckResult,
+    ExampleText,
+    MarkedText,
+    VerifiedTarget,
+)
 
 
 @dataclass
@@ -19,6 +25,7 @@ class ReportBuilder:
     stop_token_ids: tuple[int, ...] | None = None
     num_prompts: int = 0
     example: ExampleText | None = None
+    worst: tuple[MarkedText, ...] = ()
 
     def add(self, check: Callable[[], CheckResult]) -> CheckResult:
         """Run one check and keep its result and its wall time."""

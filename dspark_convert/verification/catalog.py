@@ -78,8 +78,8 @@ CATALOG: Mapping[CheckId, Explanation] = {
         "interval holds the threshold the check is inconclusive and says how many prompts would "
         "decide.",
         what_to_do="Accepted lengths near 1 usually mean a misread draft: wrong layout, "
-        "vocabulary table or target layers. Compare with the original (--source), try "
-        "--layout, and see `dspark-convert inspect`.",
+        "vocabulary table or target layers. `dspark-verify diagnose` tries the other "
+        "readings; --worst N shows the texts; --source compares with the original.",
     ),
     "confidence": Explanation(
         title="Can the confidence head be believed?",

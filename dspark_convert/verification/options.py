@@ -26,7 +26,7 @@ class VerifyOptions:
     ``dtype`` "auto" takes that of each checkpoint. With a ``trace`` no target is loaded;
     ``target_weights`` is the folder from which the draft's borrowed tensors are read, and limit,
     stop tokens and sampling are the trace's: ``stated`` names those that the user gave, which must
-    be the same.
+    be the same. ``worst`` is how many of the worst texts are shown.
     """
 
     draft: Path
@@ -40,6 +40,7 @@ class VerifyOptions:
     stop_token_ids: frozenset[int] | None = None
     min_accepted_length: float | None = None
     min_acceptance: tuple[float, ...] = ()
+    worst: int = 0
     seed: int = 0
     batch_size: int = 8
     device: str = "auto"
@@ -89,6 +90,8 @@ class VerifyOptions:
             for option, path in given.items():
                 if path is not None:
                     raise usage("trace-option-conflict", option, "--trace beside it", "one of them")
+        if self.worst < 0:
+            raise usage("option-out-of-range", "--worst", str(self.worst), "0 or above")
         if self.batch_size < 1:
             raise usage("option-out-of-range", "--batch-size", str(self.batch_size), "1 or above")
 

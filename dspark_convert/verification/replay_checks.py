@@ -44,6 +44,7 @@ from dspark_convert.verification.replay import (
 )
 from dspark_convert.verification.statistics import ratio_interval95
 from dspark_convert.verification.trace import Trace, require_draft, require_target
+from dspark_convert.verification.worst import Marks, mark_replayed
 
 THRESHOLDS: Floats = np.arange(1, 10) / 10
 """Confidence thresholds whose accepted length is reported."""
@@ -130,8 +131,12 @@ class ReplayRun:
         self.decode = decode
         options = ReplayOptions(decode=decode, target_vocab_size=trace.header.target.vocab_size)
         self.texts: list[_Text] = []
+        self.marks: list[Marks] = []
         for sequence in trace:
-            self.texts.append(_sum_up(replay_sequence(draft, sequence, options), decode))
+            replay = replay_sequence(draft, sequence, options)
+            self.texts.append(_sum_up(replay, decode))
+            generated = sequence.token_ids[sequence.first_generated :].tolist()
+            self.marks.append(mark_replayed(replay.id, generated, replay.expectation))
             on_progress("replaying", len(self.texts), len(trace))
 
     def check_acceptance(self, settings: AcceptanceSettings) -> CheckResult:

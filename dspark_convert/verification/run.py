@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from dspark_convert import __version__
+from dspark_convert.conversion.identity import display_name
 from dspark_convert.conversion.inspection import describe
 from dspark_convert.formats.read import Examination, examine
 from dspark_convert.formats.target import TargetWeights, find_target_weights
@@ -53,6 +54,7 @@ from dspark_convert.verification.replay_checks import (
     load_replayed_draft,
 )
 from dspark_convert.verification.trace import Trace, open_trace
+from dspark_convert.verification.worst import mark_decoded, worst_texts
 
 __all__ = ["VerifyOptions", "overall", "verify"]
 
@@ -194,6 +196,8 @@ def _run_decoding(
             run.results, names, run.settings, mass_outside=run.observer.mass_outside
         )
     )
+    marks = [mark_decoded(name, result) for name, result in zip(names, run.results, strict=True)]
+    report.worst = worst_texts(marks, options.worst, tokenizer)
     if draft.confidence_head is None:
         report.skip(("confidence",), "the draft has no confidence head")
     else:
@@ -231,6 +235,10 @@ def _run_replay(
     settings = options.acceptance_settings(count_tokens(draft, decode))
     run = ReplayRun(draft, trace, decode, on_progress=on_progress)
     report.add(lambda: run.check_acceptance(settings))
+    if options.worst:
+        weights = options.target_weights
+        tokenizer = None if weights is None else load_tokenizer(weights)
+        report.worst = worst_texts(run.marks, options.worst, tokenizer)
     if draft.confidence_head is None:
         report.skip(("confidence",), "the draft has no confidence head")
     else:
@@ -289,7 +297,7 @@ def _identify_target(weights: TargetWeights) -> VerifiedTarget:
     checkpoint = weights.checkpoint
     architectures = checkpoint.config.get("architectures") or ["unknown"]
     return VerifiedTarget(
-        name=checkpoint.folder.resolve().name,
+        name=display_name(checkpoint.folder),
         config_sha256=checkpoint.config_sha256,
         architecture=str(architectures[0]),
         dtype="not loaded",
@@ -331,7 +339,7 @@ def _finish(
             dtype=options.dtype,
             min_accepted_length=options.min_accepted_length,
             min_acceptance=options.min_acceptance,
-            source=options.source.resolve().name if options.source else None,
+            source=display_name(options.source) if options.source else None,
             versions={
                 "dspark-convert": __version__,
                 "torch": torch.__version__,
@@ -340,6 +348,7 @@ def _finish(
         ),
         checks=tuple(report.results),
         example=report.example,
+        worst=report.worst,
         seconds=report.seconds,
     )
 

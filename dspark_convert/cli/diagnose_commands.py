@@ -1,0 +1,228 @@
+"""What ``dspark-verify diagnose`` does: get texts, try every reading, show what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dspark_convert.cli.console import Sink, literal
+from dspark_convert.cli.exits import refusals
+from dspark_convert.cli.render import facts_grid, plain_table
+from dspark_convert.cli.trace_commands import parse_ids
+from dspark_convert.conversion.sources import whole_model
+from dspark_convert.errors import Finding, UsageError
+from dspark_convert.reports.text import bounds, number
+from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
+
+if TYPE_CHECKING:
+    from dspark_convert.runtime import DecodeOptions
+    from dspark_convert.verification.options import VerifyOptions
+    from dspark_convert.verification.record import RecordOptions
+    from dspark_convert.verification.suspect import Suspect
+
+EXIT_CODES = {"healthy": 0, "cause-found": 1, "undecided": 4}
+
+_STYLES = {"healthy": "bold green", "cause-found": "bold red", "undecided": "bold yellow"}
+_RECORDED = ("max_new_tokens", "stop_token_ids", "temperature", "top_k", "top_p")
+_MAX_NEW_TOKENS = 128
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawDiagnosis:
+    """The options of ``diagnose`` as typed."""
+
+    draft: str
+    target: str | None
+    trace: Path | None
+    target_weights: str | None
+    prompts: Path | None
+    max_new_tokens: int | None
+    stop_token_ids: str | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    draft_sampling: Literal["sample", "greedy"]
+    num_speculative_tokens: int | None
+    seed: int
+    batch_size: int
+    device: str
+    dtype: str
+    trust_remote_code: bool
+
+
+def diagnose(raw: RawDiagnosis, *, as_json: bool, quiet: bool) -> None:
+    """Diagnose a draft; the exit code is the verdict."""
+    sink = Sink(as_json=as_json, quiet=quiet)
+    with refusals(sink):
+        options = _options(raw, sink)
+        with sink.steps() as on_progress:
+            result = _diagnose(raw, options, on_progress)
+        sink.data(result.model_dump(mode="json"), diagnosis_view(result))
+        raise typer.Exit(EXIT_CODES[result.verdict])
+
+
+def diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
+    """The verdict with its evidence, then every reading that was tried."""
+    tried = [result for result in diagnosis.hypotheses if result.status != "not-applicable"]
+    skipped = [result for result in diagnosis.hypotheses if result.status == "not-applicable"]
+    facts = [
+        ("draft", diagnosis.draft),
+        ("target", diagnosis.target),
+        ("texts", _texts(diagnosis)),
+    ]
+    facts += [("not tried", f"{result.id}: {result.reason}") for result in skipped]
+    verdict = Text(diagnosis.verdict, style=_STYLES[diagnosis.verdict])
+    named = "" if diagnosis.best == "as-declared" else f" {diagnosis.best}"
+    verdict.append_text(literal(f"{named}: {diagnosis.reason}"))
+    views: list[RenderableType] = [facts_grid(facts), _table(tried), verdict]
+    best = diagnosis.hypotheses[0]
+    if diagnosis.verdict == "cause-found" and best.fix is not None:
+        views.append(literal(f"fix: {best.fix}"))
+    return Group(*views)
+
+
+def _texts(diagnosis: Diagnosis) -> str:
+    if diagnosis.temperature is None:
+        return "none were needed"
+    rule = diagnosis.decision
+    return (
+        f"{diagnosis.texts} at temperature {diagnosis.temperature:g}, {diagnosis.anchors} anchors; "
+        f"a cause needs an interval above 0 at level {rule.level:.2%}"
+    )
+
+
+def _table(results: list[HypothesisResult]) -> Table:
+    columns = ("reading", "", "accepted length", "overlap", "overlap gain", "interval")
+    table = plain_table(
+        "Readings, on the same anchors", (*columns, "accepted tokens gain", "interval")
+    )
+    for result in results:
+        table.add_row(
+            literal(result.id),
+            literal(result.status),
+            number(result.accepted_length),
+            number(result.overlap),
+            _signed(result.difference),
+            bounds(result.difference_decision_interval),
+            _signed(result.accepted_tokens_difference),
+            bounds(result.accepted_tokens_decision_interval),
+        )
+    return table
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4f}"
+
+
+def _options(raw: RawDiagnosis, sink: Sink) -> VerifyOptions:
+    # Imported here: this is where PyTorch comes in, or is found missing.
+    from transformers.utils import logging
+
+    from dspark_convert.runtime import DecodeOptions
+    from dspark_convert.verification.options import VerifyOptions
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    _require_one_source(raw)
+    folder = partial(
+        whole_model, code=raw.trust_remote_code, hear=sink.findings, progress=sink.shows_progress
+    )
+    stop = raw.stop_token_ids
+    options = VerifyOptions(
+        draft=folder(raw.draft),
+        target=None if raw.target is None else folder(raw.target),
+        trace=raw.trace,
+        target_weights=None if raw.target_weights is None else folder(raw.target_weights),
+        stated=frozenset(name for name in _RECORDED if getattr(raw, name) is not None),
+        prompts=raw.prompts,
+        decode=DecodeOptions(
+            max_new_tokens=_MAX_NEW_TOKENS if raw.max_new_tokens is None else raw.max_new_tokens,
+            temperature=raw.temperature or 0.0,
+            top_k=raw.top_k,
+            top_p=raw.top_p,
+            draft_sampling=raw.draft_sampling,
+            num_speculative_tokens=raw.num_speculative_tokens,
+        ),
+        stop_token_ids=None if stop is None else frozenset(parse_ids(stop, "--stop-token-ids")),
+        seed=raw.seed,
+        batch_size=raw.batch_size,
+        device=raw.device,
+        dtype=raw.dtype,
+        trust_remote_code=raw.trust_remote_code,
+    )
+    options.check()
+    return options
+
+
+def _require_one_source(raw: RawDiagnosis) -> None:
+    if raw.target is None and raw.trace is None:
+        raise UsageError(
+            Finding(
+                code="target-missing",
+                message="diagnosis needs texts of the target",
+                expected="--target DIR or --trace FILE",
+                hint="a trace recorded with --neighbours lets layer ids be diagnosed too",
+            )
+        )
+
+
+def _diagnose(raw: RawDiagnosis, options: VerifyOptions, on_progress: Progress) -> Diagnosis:
+    from dspark_convert.verification.diagnose import diagnose
+
+    suspect, decode = _find_suspect(options, on_progress)
+    return diagnose(suspect, decode, seed=raw.seed, on_progress=on_progress)
+
+
+def _find_suspect(options: VerifyOptions, on_progress: Progress) -> tuple[Suspect, DecodeOptions]:
+    """The draft with texts, and how these were made."""
+    from dspark_convert.verification.replay_checks import follow_trace
+    from dspark_convert.verification.suspect import suspect_of_target, suspect_of_trace
+    from dspark_convert.verification.trace import open_trace
+
+    stop = options.stop_token_ids or frozenset()
+    decode = replace(options.decode, stop_token_ids=stop)
+    if options.trace is not None:
+        trace = open_trace(options.trace)
+        decode = follow_trace(trace.header, decode, options.stated)
+        suspect = suspect_of_trace(
+            options.draft,
+            trace,
+            target=options.target_weights,
+            device=options.torch_device(),
+            dtype=options.torch_dtype(),
+        )
+        return suspect, decode
+    suspect = suspect_of_target(_record_options(options), on_progress=on_progress)
+    if suspect.subject is not None:
+        decode = follow_trace(suspect.subject.around.header, decode, frozenset())
+    return suspect, decode
+
+
+def _record_options(options: VerifyOptions) -> RecordOptions:
+    from dspark_convert.verification.record import RecordOptions
+
+    assert options.target is not None, "the options were checked"
+    return RecordOptions(
+        target=options.target,
+        draft=options.draft,
+        output=Path(),
+        prompts=options.prompts,
+        max_new_tokens=options.decode.max_new_tokens,
+        sampling=options.decode.sampling,
+        stop_token_ids=options.stop_token_ids,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        device=options.torch_device(),
+        dtype=options.torch_dtype(),
+        trust_remote_code=options.trust_remote_code,
+    )

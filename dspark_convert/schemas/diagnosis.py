@@ -1,0 +1,110 @@
+"""What ``dspark-verify diagnose`` says: which reading of a draft explains its acceptance best."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from dspark_convert.errors import Finding
+from dspark_convert.schemas.base import OwnDocument
+from dspark_convert.schemas.report import Interval
+
+ReadingId = Literal[
+    "as-declared",
+    "layout-other",
+    "layer-ids-minus-1",
+    "layer-ids-plus-1",
+    "last-layer-normed",
+    "d2t-absolute",
+    "markov-off",
+    "markov-late",
+    "mask-other",
+    "positions-plus-1",
+    "positions-minus-1",
+    "rope-base",
+    "rope-unscaled",
+    "sliding-full",
+    "sliding-causal",
+    "target-embedding",
+    "target-head",
+]
+StaticId = Literal["d2t-zero", "other-target", "untrained-head"]
+
+
+class HypothesisResult(OwnDocument):
+    """One reading of the draft, on the same anchors as all others.
+
+    Differences are this reading less ``as-declared``, anchor by anchor; intervals are over texts.
+    """
+
+    id: ReadingId | StaticId
+    status: Literal["declared", "cause", "hint", "rejected", "not-applicable"] = Field(
+        description="cause: meets the rule of `decision`; hint: only its 95 % interval does"
+    )
+    reason: str
+    accepted_length: float | None = Field(
+        default=None, description="committed tokens per round; null: not evaluated"
+    )
+    interval95: Interval | None = None
+    overlap: float | None = Field(
+        default=None,
+        description="mean over anchors of sum_v min(p, q) of the first drafted token, over the "
+        "stored most likely tokens; null: none are stored",
+    )
+    overlap_at_most: float | None = Field(
+        default=None, description="the same, were the tokens that are not stored shared too"
+    )
+    difference: float | None = Field(default=None, description="of `overlap`")
+    difference_interval95: Interval | None = None
+    difference_decision_interval: Interval | None = Field(
+        default=None, description="at the level of `decision`"
+    )
+    accepted_tokens: float | None = Field(
+        default=None, description="mean over anchors of the draft tokens that a round accepts"
+    )
+    accepted_tokens_difference: float | None = None
+    accepted_tokens_interval95: Interval | None = None
+    accepted_tokens_decision_interval: Interval | None = None
+    fix: str | None = Field(default=None, description="a command, or what to do in words")
+
+
+class DecisionRule(OwnDocument):
+    """When a reading counts as the cause.
+
+    One of its two differences is large enough, and the whole interval of that one lies above 0;
+    the interval of the other does not lie below 0. The level of the intervals leaves ``error`` for
+    all comparisons together (Bonferroni).
+    """
+
+    comparisons: NonNegativeInt = Field(description="readings tried x statistics")
+    error: float = Field(description="of naming any wrong reading, under all readings together")
+    level: float = Field(description="of one decision interval: 1 - error / comparisons")
+    min_overlap_gain: float
+    min_accepted_tokens_gain: float
+    min_texts: PositiveInt = Field(description="with fewer, nothing but static causes is named")
+
+
+class Diagnosis(OwnDocument):
+    """``dspark-verify diagnose`` in full. Deterministic."""
+
+    schema_version: Literal[1] = 1
+    tool: Literal["dspark-verify"] = "dspark-verify"
+    tool_version: str
+    verdict: Literal["healthy", "cause-found", "undecided"]
+    best: ReadingId | StaticId = Field(description="as-declared: nothing better found")
+    reason: str
+    draft: str
+    target: str
+    texts: NonNegativeInt
+    anchors: NonNegativeInt
+    temperature: float | None = Field(
+        description="of the texts and of the accepted length; null: a static cause, nothing was run"
+    )
+    overlap_temperature: float | None = Field(description="null: no overlap can be computed")
+    seed: int = Field(description="of the bootstrap over texts")
+    decision: DecisionRule
+    hypotheses: tuple[HypothesisResult, ...] = Field(
+        description="the best reading first, then causes, hints and the rest by their gain"
+    )
+    findings: tuple[Finding, ...] = Field(description="what reading the draft noted")

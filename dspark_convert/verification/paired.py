@@ -1,0 +1,105 @@
+"""Several readings of one draft on the same anchors: what each scores, and paired differences.
+
+Texts are resampled whole, and the same resamples serve all readings, so a difference is that of one
+set of texts under two readings. Shapes: S texts, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dspark_convert.runtime.records import DecodeOptions
+from dspark_convert.schemas.report import Interval
+from dspark_convert.schemas.trace import TraceHeader
+from dspark_convert.verification.expectation import Floats
+from dspark_convert.verification.hypotheses import Reading
+from dspark_convert.verification.replay import Replay, ReplayOptions, replay_sequence
+from dspark_convert.verification.trace import TraceSequence
+
+RESAMPLES = 20_000
+"""Enough that a decision interval's end still rests on several of them."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Sums of one reading over the anchors of each text, [S] each."""
+
+    anchors: Floats
+    overlap: Floats
+    """Of the lower bounds; nan without stored probabilities, as the upper ones."""
+    overlap_at_most: Floats
+    accepted_tokens: Floats
+    """Expected draft tokens that a round from each anchor accepts."""
+    rounds: Floats
+    committed: Floats
+
+    @property
+    def accepted_length(self) -> float | None:
+        """Committed tokens per round over all texts."""
+        rounds = float(self.rounds.sum())
+        return float(self.committed.sum()) / rounds if rounds else None
+
+
+def score_readings(
+    readings: Sequence[Reading],
+    texts: Iterable[TraceSequence],
+    header: TraceHeader,
+    decode: DecodeOptions,
+    *,
+    on_text: Callable[[int], None] = lambda done: None,
+) -> list[Scores]:
+    """Scores of every reading; a text is read once, and all readings replay it.
+
+    The first reading is the declared one. No reading drafts more tokens than it: the texts may be
+    too short for them.
+    """
+    most = decode.num_speculative_tokens or readings[0].draft.config.num_speculative_tokens
+    rows: list[list[tuple[float, ...]]] = [[] for _ in readings]
+    for done, text in enumerate(texts, start=1):
+        for row, reading in zip(rows, readings, strict=True):
+            own = reading.draft.config.num_speculative_tokens
+            options = ReplayOptions(
+                decode=replace(decode, num_speculative_tokens=min(own, most)),
+                target_vocab_size=header.target.vocab_size,
+                top_temperature=header.top_temperature,
+            )
+            row.append(_sum_up(replay_sequence(reading.draft, reading.edit_text(text), options)))
+        on_text(done)
+    return [Scores(*np.array(row).reshape(-1, 6).T) for row in rows]
+
+
+def _sum_up(replay: Replay) -> tuple[float, ...]:
+    expectation = replay.expectation
+    anchors = len(expectation.left)
+    low, high = replay.overlap or (np.full(anchors, np.nan),) * 2
+    return (
+        float(anchors),
+        float(low.sum()),
+        float(high.sum()),
+        float(expectation.reach[:, 1:].sum()),
+        float(expectation.rounds),
+        float(expectation.committed),
+    )
+
+
+class Resampler:
+    """Intervals of ratios of sums over texts, all from the same resamples."""
+
+    def __init__(self, texts: int, seed: int) -> None:
+        shares = np.full(max(texts, 1), 1 / max(texts, 1))
+        self.texts = texts
+        self._counts = np.random.default_rng(seed).multinomial(texts, shares, RESAMPLES)
+
+    def interval(self, numerators: Floats, denominators: Floats, level: float) -> Interval | None:
+        """Percentile interval of sum(numerators) / sum(denominators); None below two texts."""
+        if self.texts < 2 or np.isnan(numerators).any():
+            return None
+        tops, bottoms = self._counts @ numerators, self._counts @ denominators
+        ratios = tops[bottoms > 0] / bottoms[bottoms > 0]
+        if not len(ratios):
+            return None
+        low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)

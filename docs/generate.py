@@ -80,7 +80,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def _claim_row(claim: Claim) -> tuple[str, ...]:
-    said = {"n": "N", "block": "B"}
+    said = {"n": "N", "block": "B", "elsewhere": "serve it with an engine that runs it"}
     reason, way_out = claim.reason.format(**said), claim.way_out.format(**said)
     return _VERDICT_WORDS[claim.verdict], reason, way_out or "-"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dspark_convert.conversion.engines import ENGINES, Engine, gravest
+from dspark_convert.conversion.engines import ENGINES, Engine, gravest, notes_of
 from dspark_convert.conversion.identity import display_name, repository_of, shown_name
 from dspark_convert.conversion.inspection import published
 from dspark_convert.conversion.published import Published
@@ -42,7 +42,7 @@ def report_engines(
 
 
 def _report(engine: Engine, draft: Published, path: str) -> EngineReport:
-    notes = engine.notes(draft)
+    notes = notes_of(engine, draft)
     verdict = gravest(notes)
     tokens = draft.config.num_speculative_tokens
     return EngineReport(

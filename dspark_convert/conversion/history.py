@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from dspark_convert.checkpoint.files import read_limited
 from dspark_convert.conversion.keys import LEFT_OUT
-from dspark_convert.errors import CheckpointError, Findings
+from dspark_convert.errors import CheckpointError, DraftError, Findings
 from dspark_convert.formats.dialects import DIALECTS
 from dspark_convert.formats.overrides import assign_over_null
 from dspark_convert.formats.rules import Dialect, Document, KeyPath, holds, lookup
@@ -25,6 +25,9 @@ from dspark_convert.schemas.plan import (
 )
 
 MANIFEST_FILE = "dspark_conversion.json"
+
+UNUSABLE = "manifest-unusable"
+"""The code of the note that a manifest is no evidence."""
 
 _MAX_MANIFEST_BYTES = 100_000_000
 
@@ -72,6 +75,25 @@ def read_history(
         return ()
     shared = {name: getattr(manifest, name) for name in EarlierConversion.model_fields}
     return (EarlierConversion(**shared), *manifest.history)
+
+
+def changed_tensors(history: Iterable[EarlierConversion]) -> frozenset[str]:
+    """Canonical names of the tensors whose values an earlier conversion computed."""
+    steps = [step for conversion in history for step in conversion.tensors]
+    return frozenset(
+        canonical_name(step.name) for step in steps if step.action == "transformed" and step.name
+    )
+
+
+def raise_errors(findings: Findings) -> None:
+    """Refuse a draft with every error, and with why its manifest was of no help.
+
+    Raises:
+        DraftError: there is an error.
+    """
+    errors = findings.of("error")
+    if errors:
+        raise DraftError(*errors, *(note for note in findings if note.code == UNUSABLE))
 
 
 def find_origin(
@@ -154,7 +176,7 @@ def _path(name: str, dialect: Dialect) -> KeyPath:
 
 def _note_unusable(why: str, findings: Findings) -> None:
     findings.note(
-        "manifest-unusable",
+        UNUSABLE,
         f"what an earlier conversion recorded is left aside: {why}",
         file=MANIFEST_FILE,
         hint="the result is what the config and the weights of today say",

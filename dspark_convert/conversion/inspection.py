@@ -9,11 +9,18 @@ from pathlib import Path
 from dspark_convert.conversion.engines import engine_notes
 from dspark_convert.conversion.identity import display_name
 from dspark_convert.conversion.published import Published
+from dspark_convert.conversion.speculators_weights import warn_overwritten
 from dspark_convert.errors import Findings
 from dspark_convert.formats.deepseek_v4 import holds_stages, read_bundled
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, Examination, examine
-from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD, VOCABULARY_TABLE
+from dspark_convert.formats.tensors import (
+    EMBEDDING,
+    FLOATS,
+    LM_HEAD,
+    VOCABULARY_TABLE,
+    canonical_name,
+)
 from dspark_convert.schemas.bundled import BundledDraft
 from dspark_convert.schemas.inspection import CheckReport, Inspection
 
@@ -29,7 +36,9 @@ def inspect_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Inspe
     inspection = describe(folder, examination)
     if bundled is None:
         return inspection
-    return inspection.model_copy(update={"dialect": "deepseek-v4", "bundled": bundled})
+    return inspection.model_copy(
+        update={"dialect": "deepseek-v4", "bundled": bundled, "absent": ()}
+    )
 
 
 def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckReport:
@@ -41,6 +50,8 @@ def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckRe
     examination = examine(folder, overrides=overrides)
     _read_bundled(examination)
     findings = examination.findings
+    if examination.source is not None:
+        warn_overwritten(examination.source, findings)
     return CheckReport(
         name=display_name(folder),
         verdict="fail" if findings.of("error") else "pass",
@@ -78,10 +89,18 @@ def describe(folder: Path, examination: Examination) -> Inspection:
         parameters=sum(math.prod(t.shape) for t in tensors.values() if t.dtype in FLOATS),
         weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         dtypes=dict(sizes),
-        absent=tuple(n for n in (EMBEDDING, LM_HEAD) if source and n not in source.tensors),
+        absent=_absent(examination),
         engines=engine_notes(published(source)) if source else (),
         findings=tuple(examination.findings),
     )
+
+
+def _absent(examination: Examination) -> tuple[str, ...]:
+    """What the target must supply, as the headers say, whatever else is wrong with the draft."""
+    if examination.checkpoint is None:
+        return ()
+    stored = {canonical_name(name) for name in examination.checkpoint.tensors}
+    return tuple(name for name in (EMBEDDING, LM_HEAD) if name not in stored)
 
 
 def published(source: DraftSource) -> Published:

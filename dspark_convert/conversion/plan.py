@@ -10,7 +10,12 @@ from typing import Literal
 from dspark_convert.checkpoint.side_files import SideFile, side_files
 from dspark_convert.conversion.engines import engine_notes
 from dspark_convert.conversion.expand import expand_pieces, expanded_config, explain_keys
-from dspark_convert.conversion.history import MANIFEST_FILE, read_history
+from dspark_convert.conversion.history import (
+    MANIFEST_FILE,
+    changed_tensors,
+    raise_errors,
+    read_history,
+)
 from dspark_convert.conversion.identity import identify, shown_name
 from dspark_convert.conversion.keys import ConvertedKeys, convert_keys, dense_rendering
 from dspark_convert.conversion.published import Published
@@ -137,16 +142,17 @@ def plan_to_speculators(
     origin = find_speculators_origin(source, history)
     model = find_verifier(verifier, origin, findings)
     if model.weights is not None:
-        judge_pairing(source.config, model.weights.config, model.weights.vocab_size, findings)
+        _judge_pair(source, model.weights, findings)
     judge_expressible(source.config, findings)
     left_out = leave_out_verifiers(
         source,
         model.weights,
         origin.filled if origin else (),
         findings,
+        changed=changed_tensors(history),
         keep=keep_verifier_weights,
     )
-    findings.raise_errors(DraftError)
+    raise_errors(findings)
     rendering = speculators_rendering(source, source.config, model, origin, findings)
     return _conversion(
         source,
@@ -211,10 +217,16 @@ def _paired(source: DraftSource, weights: TargetWeights | None, findings: Findin
     """The draft's config, with the target's depth where the target is at hand."""
     if weights is None:
         return source.config
-    judge_pairing(source.config, weights.config, weights.vocab_size, findings)
+    _judge_pair(source, weights, findings)
     depth = weights.config.get("num_hidden_layers")
     known = source.config.num_target_layers or not isinstance(depth, int)
     return source.config if known else source.config.model_copy(update={"num_target_layers": depth})
+
+
+def _judge_pair(source: DraftSource, target: TargetWeights, findings: Findings) -> None:
+    judge_pairing(
+        source.config, target.config, target.vocab_size, findings, layer_ids=source.layer_ids
+    )
 
 
 def _note_absent(pieces: list[Piece], findings: Findings) -> None:

@@ -15,10 +15,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dspark_convert.conversion.history import Origin, find_origin
+from dspark_convert.conversion.history import (
+    MANIFEST_FILE,
+    UNUSABLE,
+    Origin,
+    find_origin,
+    raise_errors,
+)
 from dspark_convert.conversion.identity import identify, shown_name
 from dspark_convert.conversion.keys import LEFT_OUT, Rendering
-from dspark_convert.errors import DraftError, Finding, Findings, UsageError
+from dspark_convert.errors import Finding, Findings, UsageError
 from dspark_convert.formats.detect import CONFIG
 from dspark_convert.formats.dialects import SPECULATORS
 from dspark_convert.formats.neutral import parse_config, render
@@ -96,6 +102,7 @@ def find_verifier(choice: str | None, origin: Origin | None, findings: Findings)
     recorded = lookup(origin.document, _VERIFIER) if origin else None
     known = recorded if isinstance(recorded, dict) else {}
     if choice is None:
+        _judge_recorded(known, findings)
         verifier = _recorded_verifier(known)
         findings.note(
             "verifier-restored",
@@ -159,7 +166,7 @@ def speculators_rendering(
         if restored is not None and _reads_back(restored.document, config, source):
             return restored
         findings.note(
-            "manifest-unusable",
+            UNUSABLE,
             "what an earlier conversion recorded does not describe this draft; it is left aside",
         )
     document = render(config, SPECULATORS)
@@ -177,16 +184,21 @@ def speculators_rendering(
 
 
 def _recorded_verifier(known: Mapping[str, Any]) -> Verifier:
-    name, architectures = known.get("name_or_path"), known.get("architectures")
-    if not isinstance(name, str):
-        raise DraftError(
-            Finding(
-                code="verifier-unknown",
-                message="a speculators draft names its target model, and nothing says which",
-                hint="give --verifier OWNER/NAME, or --verifier DIR",
-            )
-        )
-    return Verifier(name, _names(architectures))
+    return Verifier(known["name_or_path"], _names(known.get("architectures")))
+
+
+def _judge_recorded(known: Mapping[str, Any], findings: Findings) -> None:
+    if isinstance(known.get("name_or_path"), str):
+        return
+    hint = "give --verifier OWNER/NAME, or --verifier DIR"
+    if any(note.code == UNUSABLE for note in findings):
+        hint += f"; {MANIFEST_FILE}, which may have recorded it, is left aside (manifest-unusable)"
+    findings.error(
+        "verifier-unknown",
+        "a speculators draft names its target model, and nothing says which",
+        hint=hint,
+    )
+    raise_errors(findings)
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -288,16 +300,17 @@ def _changed_fields(
 def _restore_use(document: Document, config: DraftConfig, verifier: Verifier) -> None:
     """Keep the recorded use; name the verifier, and correct a count of the other layout.
 
-    A method may propose fewer tokens than a block has; only counts that tell a layout must be its.
+    A method may propose fewer tokens than a block has; only counts that tell a layout must be its,
+    and none may be more than a block has (it may have become shorter).
     """
     use = document.get(USE)
     if not use or not use.get("proposal_methods"):
         document[USE] = _use(config, verifier)
         return
     use["verifier"] = {**(use.get("verifier") or {}), **_verifier_document(verifier)}
-    tells_layout = (config.block_size, config.block_size - 1)
     for method in use["proposal_methods"]:
-        if method.get("speculative_tokens") in (None, *tells_layout):
+        tokens = method.get("speculative_tokens")
+        if tokens is None or tokens >= config.block_size - 1:
             method["speculative_tokens"] = config.num_speculative_tokens
 
 

@@ -16,17 +16,16 @@ from dspark_convert.checkpoint.folder import StoredTensor, read_bytes
 from dspark_convert.checkpoint.transfer import ranges_equal
 from dspark_convert.conversion.weights import Piece, stored_piece
 from dspark_convert.errors import Findings
+from dspark_convert.formats.dialects import SPECULATORS
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.target import TargetWeights
 from dspark_convert.formats.tensors import (
-    EMBEDDING,
-    LM_HEAD,
     STORED_TABLE,
     VOCABULARY_MASK,
     VOCABULARY_TABLE,
+    verifiers_tensors,
 )
 from dspark_convert.formats.vocabulary import MAX_TABLE_BYTES, VocabularyTable
-from dspark_convert.schemas.draft import DraftConfig
 
 LeftOut = dict[str, str]
 """Canonical names of the source's tensors that the result does not store, and why."""
@@ -54,6 +53,7 @@ def leave_out_verifiers(
     filled: Container[str],
     findings: Findings,
     *,
+    changed: Container[str] = (),
     keep: bool,
 ) -> LeftOut:
     """Decide about the embedding and a full-vocabulary head, which are the verifier's.
@@ -66,28 +66,24 @@ def leave_out_verifiers(
         filled: tensors that an earlier conversion took from the target.
         findings: takes ``own-weights-differ`` and ``own-weights-unknown``, errors without ``keep``
             and with it the warning ``own-weights-overwritten``.
+        changed: tensors whose values an earlier conversion computed.
         keep: store them all the same.
     """
     left_out: LeftOut = {}
-    for name in _shared(source.config):
+    for name in verifiers_tensors(source.config):
         stored = source.tensors.get(name)
         if stored is None:
             continue
         equal = None if target is None else _same_tensor(stored, target.supply(name))
         if keep:
-            _note_kept(stored, equal, findings)
+            _warn_overwritten(stored, equal, findings)
         elif equal:
             left_out[name] = "the same bytes as the verifier's, from which speculators reads it"
         elif equal is None and name in filled:
             left_out[name] = "an earlier conversion took it from the target; not compared again"
         else:
-            _refuse_own(stored, equal, findings)
+            _refuse_own(stored, equal, name in changed, findings)
     return left_out
-
-
-def _shared(config: DraftConfig) -> tuple[str, ...]:
-    own_head = config.draft_vocab_size != config.vocab_size
-    return (EMBEDDING,) if own_head else (EMBEDDING, LM_HEAD)
 
 
 def _same_tensor(own: StoredTensor, theirs: StoredTensor) -> bool:
@@ -100,25 +96,38 @@ def _same_tensor(own: StoredTensor, theirs: StoredTensor) -> bool:
         return ranges_equal(first, own.offset, second, theirs.offset, own.nbytes, whole=True)
 
 
-def _note_kept(stored: StoredTensor, equal: bool | None, findings: Findings) -> None:
+def warn_overwritten(source: DraftSource, findings: Findings) -> None:
+    """Warn of what a speculators draft stores, and speculators reads from the verifier."""
+    if source.dialect is SPECULATORS:
+        for name in verifiers_tensors(source.config):
+            if name in source.tensors:
+                _warn_overwritten(source.tensors[name], None, findings)
+
+
+def _warn_overwritten(stored: StoredTensor, equal: bool | None, findings: Findings) -> None:
     if not equal:
         how = "is not the verifier's" if equal is False else "was not compared with the verifier's"
         findings.warning(
             "own-weights-overwritten",
-            f"the tensor {how}; the result stores it and vLLM uses it, but speculators 0.9 puts "
-            "the verifier's in its place when it loads the draft",
+            f"the tensor {how}; vLLM uses it as it is stored, but speculators 0.9 puts the "
+            "verifier's in its place when it loads the draft",
             file=stored.file,
             tensor=stored.name,
         )
 
 
-def _refuse_own(stored: StoredTensor, equal: bool | None, findings: Findings) -> None:
+def _refuse_own(
+    stored: StoredTensor, equal: bool | None, changed: bool, findings: Findings
+) -> None:
     if equal is False:
         code, how = "own-weights-differ", "the draft's tensor is not the verifier's"
         hint = "give the verifier that the draft was trained for, or --keep-verifier-weights to "
     else:
         code, how = "own-weights-unknown", "nothing says whether the tensor is the verifier's"
         hint = "give --verifier DIR to compare them, or --keep-verifier-weights to "
+    if changed:
+        hint = "an earlier conversion changed it (--expand-vocab), so that no verifier has the "
+        hint += "same: convert the draft of before that, or give --keep-verifier-weights to "
     findings.error(
         code,
         f"{how}; speculators drafts store none and read the verifier's",

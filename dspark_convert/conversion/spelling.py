@@ -11,7 +11,7 @@ from dataclasses import replace
 from dspark_convert.checkpoint.files import open_regular
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.transfer import ranges_equal
-from dspark_convert.conversion.engines import WRITTEN_FOR, Engine
+from dspark_convert.conversion.engines import WRITTEN_FOR, Engine, notes_of
 from dspark_convert.conversion.keys import ConvertedKeys
 from dspark_convert.conversion.published import Published
 from dspark_convert.conversion.weights import Piece
@@ -41,6 +41,7 @@ def find_engine(key: str) -> Engine | None:
                 message="there is no spelling for an engine of this name",
                 found=key,
                 expected=", ".join((REFERENCE, *WRITTEN_FOR)),
+                hint="give one of these with --for",
             )
         )
     return WRITTEN_FOR[key]
@@ -83,7 +84,7 @@ def judge_for(
     A fault that the launch line avoids is none. Codes: those of the claims, and
     ``own-head-ignored`` where the draft stores another tensor than the engine will use.
     """
-    for note in engine.notes(draft):
+    for note in notes_of(engine, draft):
         if note.verdict == "loads" or note.avoided_by_launch:
             continue
         what = "does not run" if note.verdict == "refuses" else "runs, and runs wrong,"

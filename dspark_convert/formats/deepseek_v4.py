@@ -121,6 +121,7 @@ def _judge_config(config: BundledConfig, generation: str, findings: Findings) ->
             key="dspark_noise_token_id",
             expected=f"0 .. {config.vocab_size - 1}",
             found=config.dspark_noise_token_id,
+            hint="correct the key in the target's config, or download the target again",
         )
     ids = config.dspark_target_layer_ids
     last = config.num_hidden_layers - (generation == "v4")
@@ -132,6 +133,7 @@ def _judge_config(config: BundledConfig, generation: str, findings: Findings) ->
             key="dspark_target_layer_ids",
             expected=f"0 .. {last}",
             found=ids,
+            hint="correct the key in the target's config, or download the target again",
         )
 
 

@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dspark_convert.formats.rules import Dialect, FieldRule, KeyPath, Place
+from dspark_convert.formats.rules import LAYOUT_CONFLICT, Dialect, FieldRule, KeyPath, Place
 
 QWEN3_DEFAULT = "transformers' Qwen3Config default"
 DEEPSPEC_NUM_ANCHORS = 512
 """``num_anchors`` of DeepSpec's published configs; its loader wants any integer."""
+LAYER_IDS = "target_layer_ids"
+LAYER_COUNTING = (
+    "target_layer_ids count decoder layers from 0, one less than aux_hidden_state_layer_ids"
+)
+PLAIN_LAYER_IDS = Place((LAYER_IDS,))
+"""The layer ids as ``DraftConfig`` and ``--set`` spell them."""
 
 _DECODER_DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 4096,
@@ -71,7 +77,7 @@ def _decoder_rules(decoder: KeyPath) -> tuple[FieldRule, ...]:
     return (
         *sized,
         FieldRule("layer_types", places("layer_types"), default=None),
-        FieldRule("use_sliding_window", places("use_sliding_window"), default=None),
+        FieldRule("use_sliding_window", places("use_sliding_window"), default=None, settable=False),
         FieldRule(
             "sliding_window",
             (*places("sliding_window"), *_places(("dflash_config", "swa_window_size"), written=0)),
@@ -135,9 +141,6 @@ def _layout_places(*, both: bool) -> tuple[Place, ...]:
     )
 
 
-_LAYOUT_RULE_CODE = "layout-conflict"
-
-
 def _draft_rules(
     layer_ids: tuple[Place, ...],
     decoder: KeyPath = (),
@@ -161,8 +164,8 @@ def _draft_rules(
     return (
         FieldRule("block_size", _nested("block_size", "dspark_block_size")),
         FieldRule("mask_token_id", heads("mask_token_id", "dspark_noise_token_id")),
-        FieldRule("target_layer_ids", layer_ids),
-        FieldRule("sample_from_anchor", layout, None, conflict_code=_LAYOUT_RULE_CODE),
+        FieldRule("target_layer_ids", layer_ids, counting=LAYER_COUNTING),
+        FieldRule("sample_from_anchor", layout, None, conflict_code=LAYOUT_CONFLICT),
         FieldRule("draft_vocab_size", _nested("draft_vocab_size"), default=None),
         FieldRule("target_hidden_size", _nested("target_hidden_size"), default=None),
         FieldRule("num_target_layers", _nested("num_target_layers"), default=None),

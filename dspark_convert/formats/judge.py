@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from dspark_convert.errors import Findings
 from dspark_convert.formats.detect import CONFIG
-from dspark_convert.formats.rules import Document, KeyPath, dotted, lookup
+from dspark_convert.formats.dialects import LAYER_COUNTING, PLAIN_LAYER_IDS
+from dspark_convert.formats.rules import Document, KeyPath, Place, dotted, lookup
 from dspark_convert.formats.target import judge_depth
 from dspark_convert.schemas.draft import DraftConfig, Layout
 
@@ -17,14 +18,20 @@ _CAUSAL: tuple[KeyPath, ...] = (
 )
 
 
-def judge_config(config: DraftConfig, document: Document, findings: Findings) -> None:
-    """Check the config on its own.
+def judge_config(
+    config: DraftConfig,
+    document: Document,
+    findings: Findings,
+    *,
+    layer_ids: Place = PLAIN_LAYER_IDS,
+) -> None:
+    """Check the config on its own; ``layer_ids`` is the key of the file that holds them.
 
     Codes: ``layer-ids-invalid``, ``config-invalid``, ``mask-token-out-of-range``,
-    ``block-too-short``, ``heads-invalid``, ``quantised-draft``, ``decoder-unsupported``,
-    ``causal-full-attention``.
+    ``block-too-short``, ``speculative-tokens-invalid``, ``heads-invalid``, ``quantised-draft``,
+    ``decoder-unsupported``, ``causal-full-attention``.
     """
-    _judge_layer_ids(config, findings)
+    _judge_layer_ids(config, layer_ids, findings)
     if config.rope_parameters["rope_theta"] <= 0:
         findings.error(
             "config-invalid",
@@ -35,7 +42,7 @@ def judge_config(config: DraftConfig, document: Document, findings: Findings) ->
             hint="give --set rope_theta=VALUE",
         )
     if config.num_target_layers is not None:
-        judge_depth(config, config.num_target_layers, findings)
+        judge_depth(config, config.num_target_layers, findings, layer_ids)
     if config.mask_token_id >= config.vocab_size:
         findings.error(
             "mask-token-out-of-range",
@@ -54,7 +61,9 @@ def judge_config(config: DraftConfig, document: Document, findings: Findings) ->
             key="block_size",
             expected="at least 2",
             found=config.block_size,
+            hint="give --set block_size=N, or --layout anchor-first if the slot is sampled",
         )
+    _judge_speculative_tokens(config, document, findings)
     if config.num_attention_heads % config.num_key_value_heads:
         findings.error(
             "heads-invalid",
@@ -62,23 +71,44 @@ def judge_config(config: DraftConfig, document: Document, findings: Findings) ->
             file=CONFIG,
             key="num_key_value_heads",
             found=f"{config.num_attention_heads} and {config.num_key_value_heads}",
+            hint="give --set num_key_value_heads=N: k_proj.weight has N x head_dim rows",
         )
     _judge_document(config, document, findings)
 
 
-def _judge_layer_ids(config: DraftConfig, findings: Findings) -> None:
+def _judge_speculative_tokens(config: DraftConfig, document: Document, findings: Findings) -> None:
+    """No proposal method can take more tokens from a block than it has slots."""
+    methods = lookup(document, ("speculators_config", "proposal_methods")) or []
+    for index, method in enumerate(methods):
+        tokens = method.get("speculative_tokens")
+        if tokens is not None and not 0 < tokens <= config.block_size:
+            findings.error(
+                "speculative-tokens-invalid",
+                "a block cannot propose this number of tokens",
+                file=CONFIG,
+                key=f"speculators_config.proposal_methods.{index}.speculative_tokens",
+                expected=f"1 .. {config.block_size}, the block_size",
+                found=tokens,
+                hint="correct the number in the source, or give --set block_size=N if the draft "
+                "was trained with another block",
+            )
+
+
+def _judge_layer_ids(config: DraftConfig, layer_ids: Place, findings: Findings) -> None:
     ids = config.target_layer_ids
     ascending = all(first < second for first, second in pairwise(ids))
     if ids and ascending and ids[0] >= -1:
         return
     findings.error(
         "layer-ids-invalid",
-        "target layer ids must be unique, ascending and at least -1 (the embedding output); "
+        "target layer ids must be unique, ascending and not before the embedding output; "
         "engines capture in ascending order whatever the list says",
         file=CONFIG,
-        key="target_layer_ids",
-        found=list(ids),
-        hint="reorder fc.weight's columns with the ids, or give --set target_layer_ids=[...]",
+        key=dotted(layer_ids.path),
+        expected=f"ascending from {layer_ids.write([-1])[0]} (the embedding output) or above",
+        found=layer_ids.write(list(ids)),
+        hint="reorder fc.weight's columns with the ids, or give --set target_layer_ids=[...] "
+        f"({LAYER_COUNTING})",
     )
 
 
@@ -103,6 +133,8 @@ def _judge_document(config: DraftConfig, document: Document, findings: Findings)
             key="model_type",
             expected="qwen3",
             found=model_type,
+            hint="convert only drafts with this decoder; correct model_type in the source if the "
+            "draft has it",
         )
     causal = [path for path in _CAUSAL if lookup(document, path)]
     if causal and "full_attention" in config.layer_types:

@@ -7,6 +7,7 @@ and the heads with the tensors that prove them where a config is silent.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -125,8 +126,13 @@ def render_dense(config: DraftConfig) -> Document:
     return document
 
 
-def heads_in(tensors: Mapping[str, StoredTensor], hidden_size: object) -> dict[str, Any]:
-    """What the stored tensors say about the heads, in the words of the config."""
+def heads_in(
+    tensors: Mapping[str, StoredTensor], hidden_size: object, vocab_size: object
+) -> dict[str, Any]:
+    """What the stored tensors say about the heads, in the words of the config.
+
+    A tensor that is stored transposed says the same; its shape is judged elsewhere.
+    """
     w1 = tensors.get("markov_head.markov_w1.weight")
     confidence = tensors.get("confidence_head.proj.weight")
     kind = "vanilla"
@@ -135,19 +141,27 @@ def heads_in(tensors: Mapping[str, StoredTensor], hidden_size: object) -> dict[s
     elif any(name.startswith("markov_head.joint_proj.") for name in tensors):
         kind = "rnn"
     return {
-        "markov_rank": w1.shape[1] if w1 is not None and len(w1.shape) == 2 else 0,
+        "markov_rank": _rank(w1.shape, vocab_size) if w1 is not None else 0,
         "markov_head_type": kind,
         "enable_confidence_head": confidence is not None,
         "confidence_head_with_markov": confidence is not None
-        and confidence.shape[-1:] != (hidden_size,),
+        and math.prod(confidence.shape) != hidden_size,
     }
+
+
+def _rank(shape: tuple[int, ...], vocab_size: object) -> int:
+    """The side of ``markov_w1`` [V, r] that is not the vocabulary."""
+    if len(shape) != 2:
+        return 0
+    rows, columns = shape
+    return rows if columns == vocab_size and rows != vocab_size else columns
 
 
 def _fill_from_tensors(
     values: dict[str, Any], tensors: Mapping[str, StoredTensor], findings: Findings
 ) -> None:
     """Heads and dtype that the config is silent about: the tensors are the evidence."""
-    stored = heads_in(tensors, values["hidden_size"])
+    stored = heads_in(tensors, values["hidden_size"], values["vocab_size"])
     backbone = tensors.get("fc.weight")
     stored["dtype"] = DTYPE_NAMES.get(backbone.dtype if backbone else "", "bfloat16")
     for name in (*_HEAD_FIELDS, "dtype"):
@@ -213,6 +227,8 @@ def _join_layer_types(values: dict[str, Any], findings: Findings) -> bool:
             key="layer_types",
             expected=f"{depth} entries",
             found=f"{len(given)} entries",
+            hint="give --set 'layer_types=[...]' with one entry per layer, or "
+            "--set num_hidden_layers=N if that is what is wrong",
         )
     values["layer_types"] = tuple(given)
     return "sliding_attention" in given
@@ -310,5 +326,7 @@ def _report_invalid(error: ValidationError, dialect: Dialect, findings: Findings
             file=CONFIG,
             key=dotted(rule.places[0].path) if rule else name,
             found=repr(problem["input"]),
-            hint=f"correct the key, or give --set {name}=VALUE" if rule else None,
+            hint=", or give ".join(
+                filter(None, ["correct the key", rule.setting if rule else None])
+            ),
         )

@@ -17,11 +17,11 @@ from dspark_convert.checkpoint.folder import (
 from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.errors import CheckpointError, DraftError, DSparkError, Findings
 from dspark_convert.formats.detect import CONFIG, Detection, detect
-from dspark_convert.formats.dialects import SPECULATORS
+from dspark_convert.formats.dialects import LAYER_IDS, PLAIN_LAYER_IDS, SPECULATORS
 from dspark_convert.formats.judge import judge_config
 from dspark_convert.formats.neutral import ParsedConfig, parse_config
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides, apply_overrides
-from dspark_convert.formats.rules import Dialect, Document
+from dspark_convert.formats.rules import Dialect, Document, Place
 from dspark_convert.formats.structure import judge_structure
 from dspark_convert.formats.tensors import NamedTensors, name_tensors
 from dspark_convert.formats.vocabulary import Ids, VocabularyTable, judge_vocabulary
@@ -61,6 +61,11 @@ class DraftSource:
     def tensors(self) -> Mapping[str, StoredTensor]:
         """Stored tensors by canonical name (FORMATS, section 2.1)."""
         return self.named.kept
+
+    @property
+    def layer_ids(self) -> Place:
+        """The key that holds the layer ids, with its way to count them."""
+        return layer_id_place(self.parsed, self.dialect, self.overrides)
 
     @property
     def d2t(self) -> Ids | None:
@@ -155,7 +160,8 @@ def _read(examination: Examination, checkpoint: Checkpoint, overrides: Overrides
     parsed = examination.parsed
     if parsed is None:
         return
-    judge_structure(parsed.config, named.kept, findings)
+    layer_ids = layer_id_place(parsed, examination.detection.dialect, overrides)
+    judge_structure(parsed.config, named.kept, findings, layer_ids=layer_ids)
     table = judge_vocabulary(parsed.config, named, findings, reading=overrides.d2t)
     if not findings.of("error"):
         examination.source = DraftSource(
@@ -182,8 +188,18 @@ def _parse(
     if _types_right(edited, dialect, findings):
         parsed = parse_config(edited, dialect, tensors, findings, layout=overrides.layout)
         if parsed is not None:
-            judge_config(parsed.config, edited, findings)
+            layer_ids = layer_id_place(parsed, dialect, overrides)
+            judge_config(parsed.config, edited, findings, layer_ids=layer_ids)
         examination.parsed = parsed
+
+
+def layer_id_place(parsed: ParsedConfig, dialect: Dialect, overrides: Overrides) -> Place:
+    """Where the layer ids that hold stand: in a key of the file, or in ``--set``."""
+    rule, paths = dialect.rule(LAYER_IDS), parsed.readings[LAYER_IDS].paths
+    assert rule is not None, "every dialect has layer ids"
+    if LAYER_IDS in overrides.fields:
+        return PLAIN_LAYER_IDS
+    return next(place for place in rule.places if place.path == paths[0])
 
 
 def _types_right(document: Document, dialect: Dialect, findings: Findings) -> bool:
@@ -198,7 +214,18 @@ def _types_right(document: Document, dialect: Dialect, findings: Findings) -> bo
                 file=CONFIG,
                 key=".".join(str(part) for part in problem["loc"]),
                 found=repr(problem["input"])[:120],
-                hint="correct the value in the source",
+                hint=_type_hint(problem["loc"], dialect),
             )
         return False
     return True
+
+
+def _type_hint(location: tuple[int | str, ...], dialect: Dialect) -> str:
+    """Correct the value, or overrule the field whose key, or an entry of it, is of a wrong type."""
+    keys = tuple(part for part in location if isinstance(part, str))
+    settings = [
+        rule.setting
+        for rule in dialect.rules
+        if rule.setting and any(place.path == keys for place in rule.places)
+    ]
+    return ", or give ".join(["correct the value in the source", *settings])

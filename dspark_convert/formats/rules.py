@@ -19,6 +19,9 @@ Document = dict[str, Any]
 REQUIRED: Any = object()
 """The default of a field that has none."""
 
+LAYOUT_CONFLICT = "layout-conflict"
+"""The conflict code of the layout, which has an option of its own."""
+
 UNKNOWN: Any = object()
 """The value of a field that could not be read; a finding says why."""
 
@@ -50,6 +53,20 @@ class FieldRule:
     default: Any = REQUIRED
     default_source: str = ""
     conflict_code: str = "key-conflict"
+    counting: str = ""
+    """What a user must know who gives a value with ``--set``; part of hints."""
+    settable: bool = True
+    """Whether an option overrules the field."""
+
+    @property
+    def setting(self) -> str | None:
+        """The option that overrules the field, for hints."""
+        if not self.settable:
+            return None
+        if self.conflict_code == LAYOUT_CONFLICT:
+            return "--layout anchor-first|bonus-anchor"
+        option = f"--set {self.field}=VALUE"
+        return f"{option} ({self.counting})" if self.counting else option
 
     def written_names(self) -> tuple[str, ...]:
         """Dotted names of the keys that a writer fills."""
@@ -186,7 +203,7 @@ def _absent(rule: FieldRule, file: str, findings: Findings) -> Reading:
             f"{rule.field} is not given and has no safe default",
             file=file,
             key=dotted(name),
-            hint=f"add the key, or give --set {rule.field}=VALUE",
+            hint=", or give ".join(filter(None, ["add the key", rule.setting])),
         )
         return Reading(UNKNOWN)
     if rule.default is not None and rule.default_source:
@@ -207,15 +224,20 @@ def _report_conflict(
     findings: Findings,
 ) -> None:
     said = "; ".join(
-        f"{dotted(place.path)} = {lookup(document, place.path)!r}" for place, _ in held
+        _said(rule, place, lookup(document, place.path), value) for place, value in held
     )
-    layout = rule.conflict_code == "layout-conflict"
-    way_out = "--layout anchor-first|bonus-anchor" if layout else f"--set {rule.field}=VALUE"
     findings.error(
         rule.conflict_code,
         f"two keys that mean the same disagree about {rule.field}",
         file=file,
         key=dotted(held[0][0].path),
         found=said,
-        hint=f"find out which one is true and give {way_out}",
+        hint="find out which one is true and "
+        + (f"give {rule.setting}" if rule.setting else "remove the other"),
     )
+
+
+def _said(rule: FieldRule, place: Place, stored: Any, value: Any) -> str:
+    """What a place holds, and what that means where the two are spelled apart."""
+    said = f"{dotted(place.path)} = {stored!r}"
+    return said if value == stored else f"{said}, which is {rule.field} {value!r}"

@@ -10,6 +10,8 @@ from typing import Any
 from dspark_convert.checkpoint.folder import Checkpoint, StoredTensor, open_checkpoint
 from dspark_convert.errors import DraftError, Finding, Findings
 from dspark_convert.formats.detect import CONFIG
+from dspark_convert.formats.dialects import LAYER_COUNTING, PLAIN_LAYER_IDS
+from dspark_convert.formats.rules import Place, dotted
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.draft import DraftConfig
 
@@ -69,9 +71,14 @@ def find_target_weights(folder: Path) -> TargetWeights:
 
 
 def judge_pairing(
-    draft: DraftConfig, config: Mapping[str, Any], target_rows: int, findings: Findings
+    draft: DraftConfig,
+    config: Mapping[str, Any],
+    target_rows: int,
+    findings: Findings,
+    *,
+    layer_ids: Place = PLAIN_LAYER_IDS,
 ) -> None:
-    """Check a draft against its target's text config.
+    """Check a draft against its target's text config; ``layer_ids`` is the key of its file.
 
     Codes: ``target-hidden-size-mismatch``, ``target-depth-mismatch``, ``layer-ids-invalid``,
     ``target-vocabulary-mismatch``.
@@ -84,7 +91,7 @@ def judge_pairing(
     if not isinstance(depth, int):
         _mismatch("target-depth-mismatch", "num_hidden_layers", "a number", depth, findings)
     else:
-        judge_depth(draft, depth, findings)
+        judge_depth(draft, depth, findings, layer_ids)
     if draft.num_target_layers not in (None, depth):
         _mismatch(
             "target-depth-mismatch", "num_hidden_layers", draft.num_target_layers, depth, findings
@@ -95,18 +102,19 @@ def judge_pairing(
         _mismatch("target-vocabulary-mismatch", "vocab_size", draft.vocab_size, vocab, findings)
 
 
-def judge_depth(draft: DraftConfig, depth: int, findings: Findings) -> None:
-    """Layer ids -1 .. depth - 1 exist (FORMATS, section 1.7)."""
+def judge_depth(draft: DraftConfig, depth: int, findings: Findings, layer_ids: Place) -> None:
+    """Layer ids -1 .. depth - 1 exist (FORMATS, section 1.7); told as ``layer_ids`` counts."""
     beyond = [layer_id for layer_id in draft.target_layer_ids if layer_id >= depth]
     if beyond:
         findings.error(
             "layer-ids-invalid",
             "the draft listens to layers that the target does not have",
             file=CONFIG,
-            key="target_layer_ids",
-            expected=f"-1 .. {depth - 1}",
-            found=f"{beyond}",
-            hint="give --set target_layer_ids=[...], or the target that the draft was trained for",
+            key=dotted(layer_ids.path),
+            expected=" .. ".join(str(bound) for bound in layer_ids.write([-1, depth - 1])),
+            found=layer_ids.write(beyond),
+            hint="give the target that the draft was trained for, or "
+            f"--set target_layer_ids=[...] ({LAYER_COUNTING})",
         )
 
 

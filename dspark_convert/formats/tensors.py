@@ -138,6 +138,12 @@ def expected_tensors(config: DraftConfig) -> dict[str, TensorSpec]:
     return specs
 
 
+def verifiers_tensors(config: DraftConfig) -> tuple[str, ...]:
+    """What speculators reads from the verifier: embedding, and the head unless its rows differ."""
+    own_head = config.draft_vocab_size != config.vocab_size
+    return (EMBEDDING,) if own_head else (EMBEDDING, LM_HEAD)
+
+
 def _layer_tensors(config: DraftConfig) -> dict[str, TensorSpec]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim

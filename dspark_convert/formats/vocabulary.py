@@ -24,6 +24,11 @@ Mask = npt.NDArray[np.bool_]
 
 MAX_TABLE_BYTES = 64 * 1024 * 1024
 _DTYPES: Mapping[str, npt.DTypeLike] = {"I64": "<i8", "I32": "<i4"}
+_OTHER: Mapping[Reading, Reading] = {"offsets": "absolute", "absolute": "offsets"}
+_SAVE_TABLE = (
+    "save the draft with the d2t that it was trained with, target id - draft id as integers; "
+    "if vocab_size is what is wrong, give --set vocab_size=N"
+)
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ def _read_table(stored: StoredTensor, config: DraftConfig, findings: Findings) -
             **where,
             expected="I64 (I32 is widened)",
             found=stored.dtype,
+            hint=_SAVE_TABLE,
         )
         return None
     if stored.shape != (config.draft_vocab_size,):
@@ -213,7 +219,8 @@ def _choose(
         agreed = [name for name in agreed if np.array_equal(np.sort(ids[name]), marked)]
     if faults["offsets"] and faults["absolute"]:
         code, description = faults["offsets"]
-        _report(code, f"the vocabulary table is unusable: {description}", None, stored, findings)
+        message = f"the vocabulary table is unusable: {description}"
+        _report(code, message, _SAVE_TABLE, stored, findings)
     elif not table.any() and len(table) > 1 and (mask is None or not agreed):
         _report(
             "d2t-all-zero",
@@ -254,9 +261,7 @@ def _choose(
     return None
 
 
-def _report(
-    code: str, message: str, hint: str | None, stored: StoredTensor, findings: Findings
-) -> None:
+def _report(code: str, message: str, hint: str, stored: StoredTensor, findings: Findings) -> None:
     findings.error(code, message, file=stored.file, tensor=stored.name, hint=hint)
 
 
@@ -266,7 +271,12 @@ def _accept(
     ids = target_ids(table, reading)
     fault = _fault(ids, reading, vocab_size)
     if fault is not None:
-        _report(*fault, None, stored, findings)
+        _report(
+            *fault,
+            f"if the table is {_OTHER[reading]}, give --d2t {_OTHER[reading]}",
+            stored,
+            findings,
+        )
         return None
     if (np.diff(ids) < 0).any():
         findings.note(

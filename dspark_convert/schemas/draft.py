@@ -16,6 +16,13 @@ MAX_LAYERS = 1024
 """More than any decoder has; a config with more is wrong, and would cost memory for each."""
 
 
+MAX_BLOCK_SIZE = 4096
+"""Far more slots than any draft was trained with."""
+
+MAX_VOCABULARY = 2**24
+"""Far more tokens than any tokenizer has; tables of this size are held in memory."""
+
+
 class Layout(str, Enum):
     """What the slots of a block predict (FORMATS: "anchor-first" and "1+N").
 
@@ -53,12 +60,18 @@ class DraftConfig(OwnDocument):
         description="rope_theta, rope_type and what that type needs, as transformers 5 spells them"
     )
 
-    vocab_size: PositiveInt = Field(description="rows of embed_tokens and markov_w1")
-    draft_vocab_size: PositiveInt = Field(description="rows of lm_head and markov_w2")
+    vocab_size: int = Field(
+        gt=0, le=MAX_VOCABULARY, description="rows of embed_tokens and markov_w1"
+    )
+    draft_vocab_size: int = Field(
+        gt=0, le=MAX_VOCABULARY, description="rows of lm_head and markov_w2"
+    )
     mask_token_id: NonNegativeInt
 
     layout: Layout
-    block_size: PositiveInt = Field(description="slots of a block, the anchor's included")
+    block_size: int = Field(
+        gt=0, le=MAX_BLOCK_SIZE, description="slots of a block, the anchor's included"
+    )
     target_layer_ids: tuple[int, ...]
     target_hidden_size: PositiveInt | None = Field(description="null: the same as hidden_size")
     num_target_layers: PositiveInt | None = Field(description="null: not known")

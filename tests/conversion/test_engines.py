@@ -16,6 +16,7 @@ from dspark_convert.conversion.engines import (
     Claim,
     engine_notes,
     gravest,
+    notes_of,
 )
 from dspark_convert.conversion.engines import ENGINES as ENGINE_LIST
 from dspark_convert.conversion.published import Published
@@ -82,6 +83,15 @@ ROWS = {
     ),
     "3 speculators, full": (
         speculators("spec_vanilla_full_anchor_fp32"),
+        "loads refuses loads refuses",
+    ),
+    "3 the same, own weights": (
+        Published(
+            "speculators",
+            speculators("spec_vanilla_full_anchor_fp32").config,
+            speculators("spec_vanilla_full_anchor_fp32").document,
+            list(dense().tensors),
+        ),
         "loads refuses loads refuses",
     ),
     "4 dense, anchor-first, full": (dense(), "loads loads loads loads"),
@@ -164,6 +174,21 @@ ROWS = {
     "biases": (dense(attention_bias=True), "loads loads refuses loads"),
     "another target width": (dense(target_hidden_size=96), "loads loads refuses loads"),
     "sliding, causal": (dense(**SLIDING), "loads loads silent silent"),
+    "all layers sliding, causal": (
+        dense(layer_types=("sliding_attention",) * 2, sliding_window=6),
+        "loads loads silent silent",
+    ),
+    "another activation": (dense(hidden_act="gelu"), "refuses refuses silent loads"),
+    "another activation, nested": (
+        speculators(
+            "spec_vanilla_reduced_anchor_bf16",
+            transformer_layer_config={
+                **read_draft("spec_vanilla_reduced_anchor_bf16").config["transformer_layer_config"],
+                "hidden_act": "gelu",
+            },
+        ),
+        "refuses refuses silent refuses",
+    ),
     "sliding, non-causal": (
         dense(sliding_window_non_causal=True, **SLIDING),
         "silent silent loads silent",
@@ -224,14 +249,14 @@ def test_notes_put_refusals_first_and_speak_of_every_engine() -> None:
 
 
 def test_own_form_is_all_that_speculators_reads() -> None:
-    verdicts = {draft.dialect: notes_of("speculators", draft) for draft, _ in ROWS.values()}
+    verdicts = {draft.dialect: verdicts_of("speculators", draft) for draft, _ in ROWS.values()}
     assert verdicts["dense"] == ["refuses"]
     assert verdicts["speculators"] == ["loads"]
     missing, _ = ROWS["1 the same, key missing"]
-    assert notes_of("speculators", missing) == ["silent"]
+    assert verdicts_of("speculators", missing) == ["silent"]
 
 
-def notes_of(engine: str, draft: Published) -> list[str]:
+def verdicts_of(engine: str, draft: Published) -> list[str]:
     return [note.verdict for note in engine_notes(draft) if note.engine == engine]
 
 
@@ -241,6 +266,48 @@ def test_claim_is_fit_to_be_shown(claim: Claim) -> None:
     assert claim.verdict == "loads" or claim.way_out
     assert claim.verdict == "silent" or not claim.avoided_by_launch
     assert "{" not in claim.reason.format(n=6, block=7)
+    assert claim.inherent or not claim.way_out.startswith("{elsewhere}")
+    assert "serve it with" not in claim.way_out
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_advice_names_only_engines_that_run_the_draft(row: str) -> None:
+    draft, _ = ROWS[row]
+    by_name = {engine.name: engine for engine in ENGINE_LIST}
+    for note in engine_notes(draft):
+        advice = re.match(r"(serve it with|convert it for) (.*?)(, and|;|$)", note.way_out or "")
+        if advice is None:
+            continue
+        for name in advice[2].split(" or "):
+            assert name != note.engine
+            assert by_name[name].serves
+            runs = gravest(notes_of(by_name[name], draft)) == "loads"
+            assert runs == (advice[1] == "serve it with")
+
+
+def test_draft_that_no_engine_runs_is_told_so() -> None:
+    gated = speculators("spec_gated_reduced_1plusN_bf16")
+    advice = {note.code: note.way_out for note in engine_notes(gated)}
+    assert str(advice["markov-head-unsupported"]).startswith("none of these engines")
+    biased = {note.code: note.way_out for note in engine_notes(dense(attention_bias=True))}
+    assert biased["attention-bias-unsupported"] == "serve it with vLLM or SGLang or DeepSpec"
+    reduced = speculators("spec_vanilla_reduced_anchor_bf16")
+    ways = {note.code: note.way_out for note in engine_notes(reduced) if note.engine == "SGLang"}
+    assert str(ways["vocabulary-unsupported"]).startswith("serve it with vLLM or llama.cpp;")
+
+
+@pytest.mark.parametrize(
+    ("stored", "overwritten"),
+    [(["lm_head.weight"], True), (["embed_tokens.weight"], True), (["fc.weight"], False)],
+)
+def test_weights_that_speculators_overwrites_are_a_silent_fault(
+    stored: list[str], overwritten: bool
+) -> None:
+    full = replace(speculators("spec_vanilla_full_anchor_fp32"), tensors=stored)
+    assert verdicts_of("speculators", full) == (["silent"] if overwritten else ["loads"])
+    reduced = replace(speculators("spec_vanilla_reduced_anchor_bf16"), tensors=stored)
+    own_head = stored == ["lm_head.weight"]
+    assert (verdicts_of("speculators", reduced) == ["silent"]) == (overwritten and not own_head)
 
 
 LAYOUTS = [({}, 7), (BONUS, 6)]
@@ -273,9 +340,9 @@ def test_launch_lines_draft_n_tokens_in_both_layouts(layout: dict[str, Any], tok
 def test_fault_that_the_launch_line_avoids_does_not_count() -> None:
     by_name = {engine.name: engine for engine in ENGINE_LIST}
     draft = dense(**BONUS)
-    assert gravest(by_name["vLLM"].notes(draft)) == "loads"
-    assert gravest(by_name["SGLang"].notes(draft)) == "loads"
-    assert gravest(by_name["DeepSpec"].notes(draft)) == "silent"
+    assert gravest(notes_of(by_name["vLLM"], draft)) == "loads"
+    assert gravest(notes_of(by_name["SGLang"], draft)) == "loads"
+    assert gravest(notes_of(by_name["DeepSpec"], draft)) == "silent"
     rnn = dense(**BONUS, markov_head_type="rnn")
-    assert gravest(by_name["SGLang"].notes(rnn)) == "silent"
-    assert gravest(by_name["vLLM"].notes(rnn)) == "refuses"
+    assert gravest(notes_of(by_name["SGLang"], rnn)) == "silent"
+    assert gravest(notes_of(by_name["vLLM"], rnn)) == "refuses"

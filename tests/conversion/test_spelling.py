@@ -117,11 +117,11 @@ def test_vllm_gets_a_zero_for_an_absent_confidence_bias(
 @pytest.mark.parametrize(
     ("variant", "engine", "code", "way_out"),
     [
-        (GATED, "vllm", "markov-head-unsupported", "SGLang"),
+        (GATED, "vllm", "markov-head-unsupported", "none of these engines"),
         (RNN, "vllm", "markov-head-unsupported", "SGLang"),
         (REDUCED, "sglang", "vocabulary-unsupported", "vLLM"),
         (REDUCED, "deepspec", "vocabulary-unsupported", "--expand-vocab"),
-        (GATED, "deepspec", "layout-unsupported", "vLLM"),
+        (GATED, "deepspec", "layout-unsupported", "none of these engines"),
         (SLIDING, "deepspec", "window-unsupported", "vLLM"),
         (FULL, "deepspec", "embedding-missing", "--target"),
         (RNN, "llama.cpp", "markov-head-unsupported", "SGLang"),

@@ -548,3 +548,37 @@ def test_verifier_given_overrules_the_recorded_one(golden: Path, tmp_path: Path)
     plan = planned(tmp_path / "dense", verifier="acme/other")
     verifier = plan.config["speculators_config"]["verifier"]
     assert verifier == {"name_or_path": "acme/other", "architectures": []}
+
+
+@pytest.mark.parametrize("foreign", ["{", json.dumps({"tool": "other"})])
+def test_refusal_says_that_a_manifest_was_of_no_help(
+    foreign: str, draft: Callable[..., Path]
+) -> None:
+    source = draft(base=DENSE[0])
+    (source / MANIFEST_FILE).write_text(foreign)
+    for verifier, code in ((None, "verifier-unknown"), ("org/name", "own-weights-unknown")):
+        with pytest.raises(DraftError) as caught:
+            planned(source, verifier=verifier)
+        assert {finding.code for finding in caught.value.findings} == {code, "manifest-unusable"}
+        assert caught.value.code == code
+        assert verifier or MANIFEST_FILE in str(caught.value.findings[0].hint)
+
+
+def test_expanded_head_is_no_verifiers(golden: Path, tmp_path: Path) -> None:
+    target = golden / "verifier_bf16"
+    expanded = plan_to_dense(golden / REDUCED / "checkpoint", expand_vocabulary=True)
+    run_conversion(expanded, tmp_path / "full")
+    with pytest.raises(DraftError) as caught:
+        planned(tmp_path / "full", verifier=str(target))
+    (finding,) = caught.value.findings
+    assert (finding.code, finding.tensor) == ("own-weights-differ", "lm_head.weight")
+    assert "--expand-vocab" in str(finding.hint)
+    assert "--keep-verifier-weights" in str(finding.hint)
+    assert "give the verifier that" not in str(finding.hint)
+
+
+def test_tokens_of_a_method_follow_a_shorter_block(golden: Path, tmp_path: Path) -> None:
+    convert(golden / REDUCED / "checkpoint", tmp_path / "dense")
+    plan = planned(tmp_path / "dense", overrides=Overrides(fields={"block_size": 4}))
+    (method,) = plan.config["speculators_config"]["proposal_methods"]
+    assert (plan.config["block_size"], method["speculative_tokens"]) == (4, 4)

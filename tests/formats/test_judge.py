@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from dspark_convert.errors import Findings
+from dspark_convert.formats.dialects import from_aux_ids, to_aux_ids
 from dspark_convert.formats.judge import judge_config
+from dspark_convert.formats.rules import Place
 from dspark_convert.schemas.draft import Layout
 
 from .helpers import DENSE, config_of, errors, parsed
@@ -69,3 +71,27 @@ def test_value_at_the_edge_is_accepted(keys: dict[str, Any]) -> None:
 )
 def test_document_is_refused(document: dict[str, Any], code: str) -> None:
     assert judged(document) == [code]
+
+
+def methods(*tokens: int) -> dict[str, Any]:
+    counts = [{"speculative_tokens": count} for count in tokens]
+    return {"speculators_config": {"proposal_methods": counts}}
+
+
+@pytest.mark.parametrize(("tokens", "faults"), [((1, 7), 0), ((7, 8), 1), ((0, -1, 10**30), 3)])
+def test_tokens_of_every_method_must_come_from_a_block(
+    tokens: tuple[int, ...], faults: int
+) -> None:
+    assert judged(methods(*tokens)) == ["speculative-tokens-invalid"] * faults
+
+
+@pytest.mark.parametrize("keys", [{"target_layer_ids": (2, 1, 0)}, {"target_layer_ids": (1, 4)}])
+def test_layer_ids_are_told_as_the_file_spells_them(keys: dict[str, Any]) -> None:
+    config = parsed(config_of(DENSE)).model_copy(update=keys)
+    findings = Findings()
+    place = Place(("aux_hidden_state_layer_ids",), from_aux_ids, to_aux_ids)
+    judge_config(config, config_of(DENSE), findings, layer_ids=place)
+    (finding,) = findings
+    assert finding.key == "aux_hidden_state_layer_ids"
+    assert finding.found in ("[3, 2, 1]", "[5]")
+    assert "one less than aux_hidden_state_layer_ids" in str(finding.hint)

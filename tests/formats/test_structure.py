@@ -9,6 +9,8 @@ import pytest
 
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.errors import Findings
+from dspark_convert.formats.dialects import from_aux_ids, to_aux_ids
+from dspark_convert.formats.rules import Place
 from dspark_convert.formats.structure import judge_structure
 
 from .helpers import DENSE, REDUCED, config_of, errors, parsed, stored, whole
@@ -74,6 +76,8 @@ def test_float_dtypes_may_be_mixed(dtype: str) -> None:
         (put("layers.0.mlp.gate_up_proj.weight", 192, 64), ["tensor-fused"]),
         (put("layers.0.self_attn.kv_proj.weight", 96, 64), ["tensor-fused"]),
         (put("fc.weight", 192, 64), ["tensor-transposed"]),
+        (put(W1, 16, 320), ["tensor-transposed"]),
+        (put("confidence_head.proj.weight", 80, 1), ["tensor-transposed"]),
         (put("fc.weight", 64, 128), ["fc-width-mismatch"]),
         (put("fc.weight", 32, 128), ["tensor-shape"]),
         (put("norm.weight", 65), ["tensor-shape"]),
@@ -136,3 +140,59 @@ def test_heads_and_flags_that_disagree_get_one_kind_of_answer(
 def test_confidence_cannot_read_a_markov_head_that_is_off() -> None:
     codes, _ = judged(drop(W1, W2), markov_rank=0)
     assert set(codes) == {"head-flag-mismatch"}
+
+
+def extra_layer(tensors: Tensors) -> None:
+    for name in [name for name in tensors if name.startswith("layers.1.")]:
+        tensors[name.replace("layers.1.", "layers.2.")] = tensors[name]
+
+
+def biases(*projections: str) -> Callable[[Tensors], object]:
+    names = [f"layers.{layer}.self_attn.{x}_proj.bias" for layer in (0, 1) for x in projections]
+    return lambda tensors: tensors.update(
+        {name: stored(name, 64 if "q_" in name or "o_" in name else 32) for name in names}
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "keys", "code", "setting"),
+    [
+        (nothing, {"num_hidden_layers": 40}, "layer-count-mismatch", "num_hidden_layers=2"),
+        (nothing, {"num_hidden_layers": 1}, "layer-count-mismatch", "num_hidden_layers=2"),
+        (extra_layer, {}, "layer-count-mismatch", "num_hidden_layers=3"),
+        (nothing, {"attention_bias": True}, "attention-bias-mismatch", "attention_bias=false"),
+        (biases(*"qkvo"), {}, "attention-bias-mismatch", "attention_bias=true"),
+    ],
+)
+def test_config_that_is_wrong_about_layers_is_told_once(
+    change: Callable[[Tensors], object], keys: dict[str, Any], code: str, setting: str
+) -> None:
+    _, findings = judged(change, **keys)
+    (finding,) = [finding for finding in findings if finding.code != "tensor-shape"]
+    assert finding.code == code
+    assert f"--set {setting};" in str(finding.hint)
+
+
+def test_some_biases_are_no_reason_to_doubt_the_config() -> None:
+    assert judged(biases(*"qkv"))[0] == ["tensor-unknown"] * 6
+
+
+def test_feature_width_names_the_ids_as_the_file_spells_them() -> None:
+    config = parsed(config_of())
+    tensors = {**whole(config), "fc.weight": stored("fc.weight", 64, 128)}
+    findings = Findings()
+    place = Place(("aux_hidden_state_layer_ids",), from_aux_ids, to_aux_ids)
+    judge_structure(config, tensors, findings, layer_ids=place)
+    (finding,) = findings.of("error")
+    assert "aux_hidden_state_layer_ids [1, 2, 3]" in finding.message
+    assert "count decoder layers from 0" in str(finding.hint)
+
+
+def test_more_layers_than_any_decoder_has_are_not_believed() -> None:
+    def flood(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith("layers.")]:
+            del tensors[name]
+        for layer in range(1025):
+            put(f"layers.{layer}.input_layernorm.weight", 64)(tensors)
+
+    assert "layer-count-mismatch" not in judged(flood)[0]

@@ -36,9 +36,28 @@ __all__ = [
     "Engine",
     "engine_notes",
     "gravest",
+    "notes_of",
 ]
 
 
 def engine_notes(draft: Published) -> tuple[EngineNote, ...]:
     """What every engine does with ``draft``, refusals first; "loads" where no claim speaks."""
-    return tuple(note for engine in ENGINES for note in engine.notes(draft))
+    return tuple(note for engine in ENGINES for note in notes_of(engine, draft))
+
+
+def notes_of(engine: Engine, draft: Published) -> tuple[EngineNote, ...]:
+    """What one engine does with ``draft``, with advice about the others where it cannot run it."""
+    return engine.notes(draft, _elsewhere(engine, draft))
+
+
+def _elsewhere(engine: Engine, draft: Published) -> str:
+    """Who runs a draft that ``engine`` cannot: as it is, else once it is converted."""
+    others = [other for other in ENGINES if other is not engine and other.serves]
+    hindrances = {other.name: [c for c in other.holding(draft) if c.hinders] for other in others}
+    running = [name for name, claims in hindrances.items() if not claims]
+    if running:
+        return f"serve it with {' or '.join(running)}"
+    willing = [name for name, claims in hindrances.items() if not any(c.inherent for c in claims)]
+    if willing:
+        return f"convert it for {' or '.join(willing)}, and run it there"
+    return "none of these engines runs this draft as it is meant"

@@ -36,9 +36,16 @@ class Claim:
     """The file of the engine, of the version that ``Engine`` names, where this was read."""
     code: str
     way_out: str = ""
-    """What to do about it; empty where nothing helps but another engine."""
+    """What to do about it; ``{elsewhere}`` names the engines that run the draft instead."""
     avoided_by_launch: bool = False
     """Whether our launch line takes the fault away."""
+    inherent: bool = False
+    """Whether the draft itself is at fault, so that no conversion for this engine helps."""
+
+    @property
+    def hinders(self) -> bool:
+        """Whether the engine does not run the draft as it is meant."""
+        return self.verdict != "loads" and not self.avoided_by_launch
 
 
 @dataclass(frozen=True)
@@ -76,19 +83,35 @@ class Engine:
     commands: Callable[[str, int], tuple[tuple[str, ...], ...]]
     """Commands that use the draft at a path, drafting so many tokens a round."""
     spelling: Spelling = field(default_factory=Spelling)
+    serves: bool = True
+    """Whether it drafts for a target, rather than only loading the draft."""
 
-    def notes(self, draft: Published) -> tuple[EngineNote, ...]:
-        """Every claim that holds for ``draft``, the gravest first; "loads" where none does."""
+    def holding(self, draft: Published) -> list[Claim]:
+        """Every claim that holds for ``draft``, the gravest first."""
         claims = [claim for claim in self.claims if claim.when(draft)]
-        claims.sort(key=lambda claim: VERDICTS.index(claim.verdict))
-        return tuple(self._note(claim, draft) for claim in claims) or (self._loads(draft),)
+        return sorted(claims, key=lambda claim: VERDICTS.index(claim.verdict))
+
+    def notes(self, draft: Published, elsewhere: str) -> tuple[EngineNote, ...]:
+        """What it does with ``draft``; "loads" where no claim holds.
+
+        Args:
+            draft: a checkpoint.
+            elsewhere: the advice where only another engine helps.
+        """
+        claims = self.holding(draft)
+        notes = tuple(self._note(claim, draft, elsewhere) for claim in claims)
+        return notes or (self._loads(draft),)
 
     def launch(self, path: str, num_speculative_tokens: int) -> tuple[str, ...]:
         """The commands as a shell takes them."""
         return tuple(shlex.join(line) for line in self.commands(path, num_speculative_tokens))
 
-    def _note(self, claim: Claim, draft: Published) -> EngineNote:
-        said = {"n": draft.config.num_speculative_tokens, "block": draft.config.block_size}
+    def _note(self, claim: Claim, draft: Published, elsewhere: str) -> EngineNote:
+        said = {
+            "n": draft.config.num_speculative_tokens,
+            "block": draft.config.block_size,
+            "elsewhere": elsewhere,
+        }
         return EngineNote(
             engine=self.name,
             version=self.version,

@@ -22,11 +22,21 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         NAME,
         "refuses",
-        lambda d: d.resized,
+        lambda d: d.reduced,
         "it knows full vocabularies only: lm_head and markov_w2 have the wrong size",
         _MODEL,
         "vocabulary-unsupported",
-        "expand a reduced vocabulary with to-dense --for deepspec --expand-vocab",
+        "expand it with to-dense --for deepspec --expand-vocab",
+    ),
+    Claim(
+        NAME,
+        "refuses",
+        lambda d: d.resized and not d.reduced,
+        "it has no rows for tokens beyond the target's: lm_head and markov_w2 have the wrong size",
+        _MODEL,
+        "vocabulary-unsupported",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -62,7 +72,8 @@ CLAIMS: tuple[Claim, ...] = (
         "sample_from_anchor is ignored: the block is run anchor-first",
         f"{_MODEL}:207-224",
         "layout-unsupported",
-        "serve it with vLLM or SGLang",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -71,7 +82,8 @@ CLAIMS: tuple[Claim, ...] = (
         "sliding windows are not implemented: every layer runs full and bidirectional",
         _MODEL,
         "window-unsupported",
-        "serve it with vLLM or SGLang",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from dspark_convert.conversion.engines.base import TARGET, Claim, Engine, KeySpelling, Spelling
+from dspark_convert.conversion.published import Published
 from dspark_convert.formats.rules import lookup
 from dspark_convert.formats.tensors import LM_HEAD, STORED_TABLE, VOCABULARY_TABLE
+from dspark_convert.schemas.draft import DraftConfig
 
 NAME = "llama.cpp"
 _CONVERTER = "convert_hf_to_gguf, DSparkModel"
 _FOR_LLAMA_CPP = "convert it with to-dense --for llama.cpp"
 _ARCHITECTURES = frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"})
 _HIDDEN = ("target_layer_ids", "mask_token_id")
+
+
+def _all_slide(config: DraftConfig) -> bool:
+    return set(config.layer_types) == {"sliding_attention"}
+
+
+def _untold_causality(draft: Published) -> bool:
+    """Whether sliding layers are causal in the block and the config does not say so."""
+    told = draft.document.get("is_causal") or lookup(draft.document, ("dflash_config", "causal"))
+    return draft.config.slides and not draft.config.sliding_window_non_causal and not told
+
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
@@ -29,7 +42,8 @@ CLAIMS: tuple[Claim, ...] = (
         "its converter takes vanilla Markov heads only",
         _CONVERTER,
         "markov-head-unsupported",
-        "serve it with SGLang or DeepSpec, which want a full vocabulary",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -47,7 +61,8 @@ CLAIMS: tuple[Claim, ...] = (
         "its loader has no attention biases",
         "llama.cpp model loader (inferred)",
         "attention-bias-unsupported",
-        "serve it with vLLM or SGLang",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -56,7 +71,8 @@ CLAIMS: tuple[Claim, ...] = (
         "a target of another hidden size cannot be represented",
         "hparams.n_embd_inp_enc_impl",
         "target-width-unsupported",
-        "serve it with vLLM or SGLang",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -70,15 +86,21 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         NAME,
         "silent",
-        lambda d: (
-            d.config.slides
-            and not d.config.sliding_window_non_causal
-            and not (d.document.get("is_causal") or lookup(d.document, ("dflash_config", "causal")))
-        ),
-        "sliding layers run bidirectional in the block",
+        lambda d: _untold_causality(d) and _all_slide(d.config),
+        "sliding layers run bidirectional in the block unless is_causal is true",
         "common/speculative.cpp",
         "causality-misread",
-        "all layers must slide for it to be told so; else serve it with vLLM or SGLang",
+        _FOR_LLAMA_CPP,
+    ),
+    Claim(
+        NAME,
+        "silent",
+        lambda d: _untold_causality(d) and not _all_slide(d.config),
+        "sliding layers run bidirectional in the block, and cannot be told apart from full ones",
+        "common/speculative.cpp",
+        "causality-misread",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -117,7 +139,8 @@ CLAIMS: tuple[Claim, ...] = (
         "its converter wants a draft vocabulary no larger than the target's",
         _CONVERTER,
         "vocabulary-unsupported",
-        "serve it with vLLM",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -136,6 +159,16 @@ CLAIMS: tuple[Claim, ...] = (
         _CONVERTER,
         "own-head-ignored",
         "to-dense --for llama.cpp --target DIR compares them",
+    ),
+    Claim(
+        NAME,
+        "silent",
+        lambda d: d.config.hidden_act != "silu",
+        "its graph computes silu, whatever the config says",
+        "llama.cpp model graph (inferred)",
+        "activation-unsupported",
+        "{elsewhere}",
+        inherent=True,
     ),
 )
 
@@ -169,12 +202,7 @@ LLAMA_CPP = Engine(
             ),
             KeySpelling(
                 ("is_causal",),
-                lambda c: (
-                    True
-                    if set(c.layer_types) == {"sliding_attention"}
-                    and not c.sliding_window_non_causal
-                    else None
-                ),
+                lambda c: True if _all_slide(c) and not c.sliding_window_non_causal else None,
                 "newer converters read it; without it every layer is bidirectional",
             ),
         ),

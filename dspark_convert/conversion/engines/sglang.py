@@ -44,7 +44,8 @@ CLAIMS: tuple[Claim, ...] = (
         "markov_w2 must have target-vocabulary rows; other draft vocabularies are not supported",
         "srt/models/dspark.py:199",
         "vocabulary-unsupported",
-        "serve it with vLLM (its own head, which --expand-vocab widens, is never used here)",
+        "{elsewhere}; its own head, which --expand-vocab widens, is never used here",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -53,7 +54,8 @@ CLAIMS: tuple[Claim, ...] = (
         "it wants markov_rank > 0",
         "srt/models/dspark.py:385-405",
         "markov-head-missing",
-        "serve it with vLLM",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -71,7 +73,8 @@ CLAIMS: tuple[Claim, ...] = (
         "target layer id -1 (the embedding output) is out of its range",
         "srt/speculative/dflash_utils.py:579-584",
         "layer-id-unsupported",
-        "serve it with vLLM",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -80,7 +83,8 @@ CLAIMS: tuple[Claim, ...] = (
         "it captures before layer k + 1, so the last layer's feature is missing",
         "srt/models/qwen2.py:456-464",
         "layer-id-unsupported",
-        "serve it with vLLM",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -100,6 +104,7 @@ CLAIMS: tuple[Claim, ...] = (
         "srt/speculative/dspark_components/dspark_draft.py:88-106",
         "rnn-state-misread",
         "no engine runs this head in this layout as speculators trains it; train it anchor-first",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -153,6 +158,16 @@ CLAIMS: tuple[Claim, ...] = (
         "srt/speculative/dspark_components/dspark_config.py:29-31",
         "layout-misread",
         _FOR_SGLANG,
+    ),
+    Claim(
+        NAME,
+        "refuses",
+        lambda d: d.config.hidden_act != "silu",
+        "its decoder runs silu only (or swigluoai, which Qwen3 drafts do not use)",
+        "srt/models/dflash.py:493-510",
+        "activation-unsupported",
+        "{elsewhere}",
+        inherent=True,
     ),
 )
 

@@ -6,6 +6,7 @@ import json
 
 from dspark_convert.conversion.engines.base import Claim, Engine
 from dspark_convert.formats.rules import lookup
+from dspark_convert.formats.tensors import verifiers_tensors
 
 NAME = "speculators"
 
@@ -40,6 +41,16 @@ CLAIMS: tuple[Claim, ...] = (
         "verifier-missing",
         "name the target in speculators_config.verifier.name_or_path",
     ),
+    Claim(
+        NAME,
+        "silent",
+        lambda d: d.speculators and bool(set(verifiers_tensors(d.config)) & set(d.tensors)),
+        "the verifier's embedding and full-vocabulary head overwrite the stored ones on load: "
+        "right only if they are equal",
+        "models/dflash/core.py",
+        "own-weights-overwritten",
+        "leave them out if they are the verifier's: to-speculators --verifier DIR compares them",
+    ),
 )
 
 
@@ -54,5 +65,10 @@ def _commands(path: str, num_speculative_tokens: int) -> tuple[tuple[str, ...], 
 
 
 SPECULATORS = Engine(
-    key="speculators", name=NAME, version="0.9.0", claims=CLAIMS, commands=_commands
+    key="speculators",
+    name=NAME,
+    version="0.9.0",
+    claims=CLAIMS,
+    commands=_commands,
+    serves=False,
 )

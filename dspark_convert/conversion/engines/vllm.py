@@ -31,7 +31,8 @@ CLAIMS: tuple[Claim, ...] = (
         "it has no gated Markov head",
         "model_executor/models/utils.py:443",
         "markov-head-unsupported",
-        "serve it with SGLang or DeepSpec, which want a full vocabulary",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -40,7 +41,8 @@ CLAIMS: tuple[Claim, ...] = (
         "it has no rnn Markov head",
         "model_executor/models/utils.py:443",
         "markov-head-unsupported",
-        "serve it with SGLang or DeepSpec, which want a full vocabulary",
+        "{elsewhere}",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -105,6 +107,7 @@ CLAIMS: tuple[Claim, ...] = (
         "v1/worker/gpu/spec_decode/dspark/utils.py:138-149",
         "lm-head-uninitialised",
         "publish the draft with its lm_head",
+        inherent=True,
     ),
     Claim(
         NAME,
@@ -172,6 +175,16 @@ CLAIMS: tuple[Claim, ...] = (
         "model_executor/models/qwen3_dspark.py:220",
         "confidence-head-dropped",
         _FOR_VLLM,
+    ),
+    Claim(
+        NAME,
+        "refuses",
+        lambda d: d.config.hidden_act != "silu",
+        "its decoder runs silu only",
+        "model_executor/models/qwen2.py:105-108",
+        "activation-unsupported",
+        "{elsewhere}",
+        inherent=True,
     ),
 )
 

@@ -21,6 +21,7 @@ from dspark_convert.conversion.sources import whole_model
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.reports.text import bounds, number
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
+from dspark_convert.schemas.report import Interval
 
 if TYPE_CHECKING:
     from dspark_convert.runtime import DecodeOptions
@@ -102,26 +103,23 @@ def _texts(diagnosis: Diagnosis) -> str:
 
 
 def _table(results: list[HypothesisResult]) -> Table:
-    columns = ("reading", "", "accepted length", "overlap", "overlap gain", "interval")
-    table = plain_table(
-        "Readings, on the same anchors", (*columns, "accepted tokens gain", "interval")
-    )
+    columns = ("reading", "", "length", "overlap", "overlap gain", "accepted tokens gain")
+    table = plain_table("Readings, on the same anchors", columns)
+    table.columns[0].no_wrap = True
     for result in results:
         table.add_row(
             literal(result.id),
             literal(result.status),
             number(result.accepted_length),
             number(result.overlap),
-            _signed(result.difference),
-            bounds(result.difference_decision_interval),
-            _signed(result.accepted_tokens_difference),
-            bounds(result.accepted_tokens_decision_interval),
+            _gain(result.difference, result.difference_decision_interval),
+            _gain(result.accepted_tokens_difference, result.accepted_tokens_decision_interval),
         )
     return table
 
 
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.4f}"
+def _gain(value: float | None, interval: Interval | None) -> str:
+    return "-" if value is None else f"{value:+.4f} ({bounds(interval)})"
 
 
 def _options(raw: RawDiagnosis, sink: Sink) -> VerifyOptions:

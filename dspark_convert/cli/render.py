@@ -81,7 +81,7 @@ def inspection_view(inspection: Inspection) -> RenderableType:
     facts += [
         ("vocabulary table", inspection.vocabulary_table or "not established"),
         ("weights", _weights_text(inspection)),
-        ("not stored", ", ".join(inspection.absent) or "nothing"),
+        ("not stored", _absent_text(inspection)),
     ]
     views: list[RenderableType] = [facts_grid(facts)]
     if inspection.engines:
@@ -223,6 +223,12 @@ def _confidence_text(draft: DraftConfig) -> str:
     if not draft.enable_confidence_head:
         return "none"
     return "with Markov input" if draft.confidence_head_with_markov else "without Markov input"
+
+
+def _absent_text(inspection: Inspection) -> str:
+    if inspection.absent is None:
+        return "not established"
+    return ", ".join(inspection.absent) or "nothing"
 
 
 def _weights_text(inspection: Inspection) -> str:

@@ -38,12 +38,12 @@ class Outputs:
     markdown: Path | None = None
     html: Path | None = None
 
-    def check(self, *inputs: Path | None) -> None:
+    def check(self, *inputs: str) -> None:
         """Find out what would fail after hours of work; nothing goes into a folder of ``inputs``.
 
         Raises ``OutputError`` (``report-not-written``), ``DependencyError`` (for the page).
         """
-        read_only = [Path(os.path.realpath(folder)) for folder in inputs if folder is not None]
+        read_only = [Path(os.path.realpath(folder)) for folder in inputs]
         for path in filter(None, (self.report, self.junit, self.markdown, self.html)):
             if not path.absolute().parent.is_dir() or path.is_dir():
                 raise _not_written(path, "not a file in an existing folder")

@@ -66,7 +66,7 @@ def check(
     """Verify a draft; the exit code is the verdict."""
     sink = Sink(as_json=as_json, quiet=quiet)
     with refusals(sink):
-        outputs.check(raw.draft, raw.target, raw.source)
+        outputs.check(*filter(None, (raw.draft, raw.target, raw.source)))
         result = _check(raw, gate, prompt_set, sink)
         outputs.write(result)
         append_step_summary(result)

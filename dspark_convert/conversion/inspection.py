@@ -95,10 +95,10 @@ def describe(folder: Path, examination: Examination) -> Inspection:
     )
 
 
-def _absent(examination: Examination) -> tuple[str, ...]:
+def _absent(examination: Examination) -> tuple[str, ...] | None:
     """What the target must supply, as the headers say, whatever else is wrong with the draft."""
     if examination.checkpoint is None:
-        return ()
+        return None
     stored = {canonical_name(name) for name in examination.checkpoint.tensors}
     return tuple(name for name in (EMBEDDING, LM_HEAD) if name not in stored)
 

@@ -89,11 +89,12 @@ def is_our_output(folder: Path) -> bool:
     if manifest is None:
         return False
     named = {file.name for file in manifest.files} | {MANIFEST_FILE}
-    if {shown_name(path.name) for path in folder.iterdir()} != named:
+    present = {shown_name(path.name): path.name for path in folder.iterdir()}
+    if present.keys() != named:
         return False
     findings = Findings()
     for file in manifest.files:
-        judge_file(folder, file, findings)
+        judge_file(folder, file.model_copy(update={"name": present[file.name]}), findings)
     return not findings.of("error")
 
 

@@ -32,7 +32,7 @@ class Inspection(OwnDocument):
     parameters: NonNegativeInt
     weight_bytes: NonNegativeInt
     dtypes: dict[str, int]
-    absent: tuple[str, ...]
+    absent: tuple[str, ...] | None
     engines: tuple[EngineNote, ...]
     findings: tuple[Finding, ...]
 

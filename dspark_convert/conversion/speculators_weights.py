@@ -65,7 +65,8 @@ def leave_out_verifiers(
         target: the verifier's weights; None when only its name is known.
         filled: tensors that an earlier conversion took from the target.
         findings: takes ``own-weights-differ`` and ``own-weights-unknown``, errors without ``keep``
-            and with it the warning ``own-weights-overwritten``.
+            and with it the warning ``own-weights-overwritten``; the warning
+            ``own-weights-assumed`` for one that is left out on a manifest's word.
         changed: tensors whose values an earlier conversion computed.
         keep: store them all the same.
     """
@@ -81,6 +82,7 @@ def leave_out_verifiers(
             left_out[name] = "the same bytes as the verifier's, from which speculators reads it"
         elif equal is None and name in filled:
             left_out[name] = "an earlier conversion took it from the target; not compared again"
+            _warn_assumed(stored, findings)
         else:
             _refuse_own(stored, equal, name in changed, findings)
     return left_out
@@ -102,6 +104,17 @@ def warn_overwritten(source: DraftSource, findings: Findings) -> None:
         for name in verifiers_tensors(source.config):
             if name in source.tensors:
                 _warn_overwritten(source.tensors[name], None, findings)
+
+
+def _warn_assumed(stored: StoredTensor, findings: Findings) -> None:
+    findings.warning(
+        "own-weights-assumed",
+        "the manifest says that an earlier conversion took the tensor from the target; it is left "
+        "out without being compared, and lost if it was trained since",
+        file=stored.file,
+        tensor=stored.name,
+        hint="give --verifier DIR to compare it, or --keep-verifier-weights to keep it",
+    )
 
 
 def _warn_overwritten(stored: StoredTensor, equal: bool | None, findings: Findings) -> None:

@@ -370,6 +370,8 @@ def test_filled_tensors_are_left_out_again_without_the_folder(
     names = {"embed_tokens.weight", "lm_head.weight"} - ({"lm_head.weight"} & own_head(variant))
     assert left.keys() == names
     assert all("earlier conversion" in reason for reason in left.values())
+    warned = {f.tensor for f in plan.findings if f.code == "own-weights-assumed"}
+    assert warned == names
 
 
 def test_filled_tensors_of_another_target_are_refused(golden: Path, tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from dspark_convert.cli.render import facts_grid, plain_table
 from dspark_convert.cli.trace_commands import parse_ids
 from dspark_convert.conversion.sources import whole_model
 from dspark_convert.errors import Finding, UsageError
-from dspark_convert.reports.text import bounds, number
+from dspark_convert.reports.content import gain
+from dspark_convert.reports.text import number
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
-from dspark_convert.schemas.report import Interval
 
 if TYPE_CHECKING:
     from dspark_convert.runtime import DecodeOptions
@@ -112,14 +112,10 @@ def _table(results: list[HypothesisResult]) -> Table:
             literal(result.status),
             number(result.accepted_length),
             number(result.overlap),
-            _gain(result.difference, result.difference_decision_interval),
-            _gain(result.accepted_tokens_difference, result.accepted_tokens_decision_interval),
+            gain(result.difference, result.difference_decision_interval),
+            gain(result.accepted_tokens_difference, result.accepted_tokens_decision_interval),
         )
     return table
-
-
-def _gain(value: float | None, interval: Interval | None) -> str:
-    return "-" if value is None else f"{value:+.4f} ({bounds(interval)})"
 
 
 def _options(raw: RawDiagnosis, sink: Sink) -> VerifyOptions:

@@ -18,13 +18,15 @@ from dspark_convert.cli.exits import CHECK_FAILED, INCONCLUSIVE, refusals
 from dspark_convert.cli.render import facts_grid, plain_table
 from dspark_convert.cli.report import VERDICT_STYLE, rules_table
 from dspark_convert.errors import Finding, OutputError, UsageError
+from dspark_convert.reports.content import tabulate_diagnosis
 from dspark_convert.reports.junit import render_junit
 from dspark_convert.reports.markdown import render_markdown
 from dspark_convert.reports.text import number
 from dspark_convert.schemas.comparison import Comparison
+from dspark_convert.schemas.diagnosis import Diagnosis
 from dspark_convert.schemas.report import VerifyReport
 from dspark_convert.verification.compare import DEFAULT_STANDARD_ERRORS, DropLimits, compare_reports
-from dspark_convert.verification.report_file import read_report
+from dspark_convert.verification.report_file import read_diagnosis, read_report
 
 EXIT_CODES = {"pass": 0, "fail": CHECK_FAILED, "inconclusive": INCONCLUSIVE}
 
@@ -52,12 +54,14 @@ class Outputs:
         if self.html:
             import dspark_convert.reports.html  # noqa: F401 - says what is missing
 
-    def write(self, report: VerifyReport) -> None:
+    def write(self, report: VerifyReport, diagnosis: Diagnosis | None = None) -> None:
         """Write every form that was asked for; raises ``OutputError`` (``report-not-written``)."""
-        for path, text in self._texts(report):
+        for path, text in self._texts(report, diagnosis):
             _replace_file(path, text)
 
-    def _texts(self, report: VerifyReport) -> Iterator[tuple[Path, str]]:
+    def _texts(
+        self, report: VerifyReport, diagnosis: Diagnosis | None
+    ) -> Iterator[tuple[Path, str]]:
         if self.report:
             document = report.model_dump(mode="json")
             yield self.report, json.dumps(document, indent=2, sort_keys=True) + "\n"
@@ -68,7 +72,8 @@ class Outputs:
         if self.html:
             from dspark_convert.reports.html import render_html
 
-            yield self.html, render_html(report)
+            table = tabulate_diagnosis(diagnosis) if diagnosis else None
+            yield self.html, render_html(report, diagnosis=table)
 
 
 def append_step_summary(report: VerifyReport) -> None:
@@ -83,8 +88,8 @@ def append_step_summary(report: VerifyReport) -> None:
         raise _not_written(Path(name), str(error.strerror)) from None
 
 
-def render(report: Path, outputs: Outputs, *, quiet: bool) -> None:
-    """Give a report of earlier other forms."""
+def render(report: Path, outputs: Outputs, *, diagnosis: Path | None, quiet: bool) -> None:
+    """Give a report of earlier other forms; a diagnosis goes into the page."""
     sink = Sink(quiet=quiet)
     with refusals(sink):
         if outputs == Outputs():
@@ -96,7 +101,7 @@ def render(report: Path, outputs: Outputs, *, quiet: bool) -> None:
                 )
             )
         outputs.check()
-        outputs.write(read_report(report))
+        outputs.write(read_report(report), read_diagnosis(diagnosis) if diagnosis else None)
 
 
 def compare(

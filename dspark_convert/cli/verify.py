@@ -343,13 +343,17 @@ def render(
     junit: JUnit = None,
     markdown: Markdown = None,
     html: Html = None,
+    diagnosis: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What diagnose --json printed, for the page."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Make JUnit XML, Markdown or a page of a report."""
     from dspark_convert.cli import report_commands
 
     outputs = report_commands.Outputs(junit=junit, markdown=markdown, html=html)
-    report_commands.render(report, outputs, quiet=quiet)
+    report_commands.render(report, outputs, diagnosis=diagnosis, quiet=quiet)
 
 
 @app.command("explain")

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dspark_convert.reports.text import bounds, count, number
+from dspark_convert.schemas.diagnosis import Diagnosis
 from dspark_convert.schemas.report import (
     AcceptanceNumbers,
     AgreementNumbers,
     ConfidenceNumbers,
+    Interval,
     VerifyReport,
 )
 
@@ -21,6 +23,40 @@ class Table:
     title: str
     headers: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
+
+
+def tabulate_diagnosis(diagnosis: Diagnosis) -> Table:
+    """Every reading that was tried or ruled out, with what it gains over the declared one."""
+    rows = [
+        (
+            result.id,
+            result.status,
+            number(result.accepted_length),
+            number(result.overlap),
+            gain(result.difference, result.difference_decision_interval),
+            gain(result.accepted_tokens_difference, result.accepted_tokens_decision_interval),
+            result.fix or "",
+        )
+        for result in diagnosis.hypotheses
+    ]
+    return Table(
+        f"Diagnosis: {diagnosis.verdict}",
+        (
+            "reading",
+            "status",
+            "accepted length",
+            "overlap",
+            "overlap gain",
+            "accepted tokens gain",
+            "what to do",
+        ),
+        rows,
+    )
+
+
+def gain(value: float | None, interval: Interval | None) -> str:
+    """A difference with its interval."""
+    return "-" if value is None else f"{value:+.4f} ({bounds(interval)})"
 
 
 def list_facts(report: VerifyReport) -> list[tuple[str, str]]:

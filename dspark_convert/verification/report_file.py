@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.errors import DSparkError, Finding
+from dspark_convert.schemas.diagnosis import Diagnosis
 from dspark_convert.schemas.report import VerifyReport
+
+Document = TypeVar("Document", bound=BaseModel)
 
 MAX_REPORT_BYTES = 100_000_000
 
 
 class ReportError(DSparkError):
-    """A file is not a report of ``dspark-verify check``."""
+    """A file is not the document that was asked for."""
 
 
 def read_report(path: Path) -> VerifyReport:
@@ -24,17 +28,31 @@ def read_report(path: Path) -> VerifyReport:
         ReportError: ``report-invalid``, with the first key that does not fit.
         CheckpointError: the file cannot be read, or is not JSON.
     """
+    return _read(path, VerifyReport, "report", "dspark-verify check --report")
+
+
+def read_diagnosis(path: Path) -> Diagnosis:
+    """The diagnosis in a JSON file.
+
+    Raises:
+        ReportError: ``diagnosis-invalid``, with the first key that does not fit.
+        CheckpointError: the file cannot be read, or is not JSON.
+    """
+    return _read(path, Diagnosis, "diagnosis", "dspark-verify diagnose --json")
+
+
+def _read(path: Path, model: type[Document], name: str, written_by: str) -> Document:
     document = read_json(path, limit=MAX_REPORT_BYTES)
     try:
-        return VerifyReport.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ReportError(
             Finding(
-                code="report-invalid",
-                message=f"not a report of dspark-verify check: {first['msg']}",
+                code=f"{name}-invalid",
+                message=f"not what {written_by} writes: {first['msg']}",
                 file=path.name,
                 key=".".join(map(str, first["loc"])) or None,
-                hint="write it with dspark-verify check --report, of this version",
+                hint=f"write it with {written_by}, of this version",
             )
         ) from None

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dspark_convert.cli.verify import app
+from dspark_convert.schemas.diagnosis import DecisionRule, Diagnosis, HypothesisResult
 from tests.conftest import ROOT, Outcome
 from tests.reports.documents import HOSTILE, acceptance, report
 
@@ -212,3 +213,40 @@ def test_compare_and_render_need_no_pytorch(save: Save, tmp_path: Path) -> None:
         command = [sys.executable, "-c", program, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_diagnosis_goes_into_the_page(tmp_path: Path, save: Save) -> None:
+    pytest.importorskip("matplotlib")
+    rule = DecisionRule(
+        comparisons=2,
+        error=0.01,
+        level=0.995,
+        min_overlap_gain=0.005,
+        min_accepted_tokens_gain=0.03,
+        min_texts=8,
+    )
+    reading = HypothesisResult(id="layer-ids-minus-1", status="cause", reason=HOSTILE[0])
+    diagnosis = Diagnosis(
+        tool_version="1",
+        verdict="cause-found",
+        best="layer-ids-minus-1",
+        reason="it drafts better",
+        draft="draft",
+        target="target",
+        texts=9,
+        anchors=90,
+        temperature=0.0,
+        overlap_temperature=1.0,
+        seed=0,
+        decision=rule,
+        hypotheses=(reading,),
+        findings=(),
+    )
+    file, page = tmp_path / "diagnosis.json", tmp_path / "page.html"
+    file.write_text(diagnosis.model_dump_json())
+    report_file = save("report.json")
+    assert verify("render", report_file, "--diagnosis", file, "--html", page).code == 0
+    assert "layer-ids-minus-1" in page.read_text()
+    refused = verify("render", report_file, "--diagnosis", report_file, "--html", page)
+    assert refused.code == 3
+    assert "diagnosis-invalid" in refused.err

@@ -26,7 +26,7 @@ class Table:
 
 
 def tabulate_diagnosis(diagnosis: Diagnosis) -> Table:
-    """Every reading that was tried or ruled out, with what it gains over the declared one."""
+    """Every reading that was tried, with what it gains over the declared one."""
     rows = [
         (
             result.id,
@@ -35,9 +35,10 @@ def tabulate_diagnosis(diagnosis: Diagnosis) -> Table:
             number(result.overlap),
             gain(result.difference, result.difference_decision_interval),
             gain(result.accepted_tokens_difference, result.accepted_tokens_decision_interval),
-            result.fix or "",
+            (result.fix or "") if result.status in ("cause", "hint") else "",
         )
         for result in diagnosis.hypotheses
+        if result.status != "not-applicable"
     ]
     return Table(
         f"Diagnosis: {diagnosis.verdict}",

@@ -31,7 +31,9 @@ from dspark_convert.runtime import (
 from dspark_convert.runtime.vocabulary import DraftVocabulary
 from dspark_convert.schemas.draft import Layout
 from dspark_convert.verification.pairing import load_tokenizer
+from dspark_convert.verification.replay import ReplayOptions, replay_sequence
 from dspark_convert.verification.statistics import ratio_interval95
+from dspark_convert.verification.texts import TextInput, TextSettings, sample_texts
 from tests.conftest import ROOT
 
 TINY = ROOT / "fixtures" / "tiny"
@@ -62,6 +64,21 @@ def run(draft: DraftModel) -> tuple[DecodeResult, ...]:
     return decode(target(), draft, prompts(), OPTIONS)
 
 
+def inputs() -> list[TextInput]:
+    return [TextInput(id=str(index), prompt_ids=prompt) for index, prompt in enumerate(prompts())]
+
+
+def text_settings(draft: DraftModel) -> TextSettings:
+    return TextSettings(
+        layer_ids=draft.config.target_layer_ids,
+        max_generated=OPTIONS.max_new_tokens + draft.config.num_speculative_tokens + 1,
+        sampling=OPTIONS.sampling,
+        stop_token_ids=frozenset(),
+        top_log_probs=4,
+        feature_dtype=torch.float32,
+    )
+
+
 def accepted_length(draft: DraftModel) -> float:
     results = run(draft)
     return sum(result.committed for result in results) / sum(
@@ -78,6 +95,20 @@ def healthy_length(name: str) -> float:
 def test_speculative_output_is_the_plain_output(name: str) -> None:
     for prompt, result in zip(prompts(), run(load(name)), strict=True):
         assert result.token_ids == decode_plain(target(), prompt, OPTIONS)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_replay_makes_the_rounds_of_the_loop(name: str) -> None:
+    """Temperature 0, every prompt: the same anchors, the same number of accepted tokens."""
+    draft = load(name)
+    results = run(draft)
+    texts = list(sample_texts(target(), inputs(), text_settings(draft), batch_size=8))
+    settings = ReplayOptions(decode=OPTIONS, target_vocab_size=target().vocab_size)
+    assert len(texts) == len(results) == len(prompts())
+    for text, prompt, result in zip(texts, prompts(), results, strict=True):
+        decoded = [(r.anchor_position - len(prompt), r.accepted) for r in result.rounds]
+        replayed = replay_sequence(draft, text, settings)
+        assert replayed.expectation.certain_rounds() == tuple(decoded)
 
 
 @pytest.mark.parametrize("name", DRAFTS)

@@ -68,10 +68,6 @@ class FieldRule:
         option = f"--set {self.field}=VALUE"
         return f"{option} ({self.counting})" if self.counting else option
 
-    def written_names(self) -> tuple[str, ...]:
-        """Dotted names of the keys that a writer fills."""
-        return tuple(dotted(place.path) for place in self.places if place.written)
-
 
 @dataclass(frozen=True)
 class Reading:

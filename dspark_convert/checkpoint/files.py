@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from dspark_convert.errors import CheckpointError, Finding
 
+_HASH_CHUNK = 8 << 20
 _READ_CHUNK = 1 << 30  # Linux and macOS cut a single read short near 2 GiB
 
 
@@ -39,6 +41,14 @@ def read_range(descriptor: int, offset: int, length: int) -> bytes:
         offset += len(part)
         length -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def hash_range(descriptor: int, end: int, *, start: bytes = b"", method: str = "sha256") -> str:
+    """Digest, in hex, of ``start`` and the first ``end`` bytes of an open file."""
+    digest = hashlib.new(method, start, usedforsecurity=False)
+    for offset in range(0, end, _HASH_CHUNK):
+        digest.update(read_range(descriptor, offset, min(_HASH_CHUNK, end - offset)))
+    return digest.hexdigest()
 
 
 def read_limited(path: Path, *, limit: int) -> bytes:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from pathlib import Path
 
-from dspark_convert.checkpoint.files import open_regular, read_range
+from dspark_convert.checkpoint.files import hash_range, open_regular
 from dspark_convert.checkpoint.folder import Checkpoint, WeightFile
 from dspark_convert.conversion.keys import without_local_paths
 from dspark_convert.schemas.plan import SourceFile, SourceIdentity
 
 _HUB_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_HASH_CHUNK = 1 << 20
 
 
 def identify(checkpoint: Checkpoint) -> SourceIdentity:
@@ -49,11 +47,8 @@ def shown_name(name: str) -> str:
 
 
 def _source_file(file: WeightFile) -> SourceFile:
-    digest = hashlib.sha256()
     with open_regular(file.path, file=file.name) as descriptor:
-        for start in range(0, file.header.data_begin, _HASH_CHUNK):
-            size = min(_HASH_CHUNK, file.header.data_begin - start)
-            digest.update(read_range(descriptor, start, size))
+        header_sha256 = hash_range(descriptor, file.header.data_begin)
     return SourceFile(
-        name=file.name, size=file.size, header_sha256=digest.hexdigest(), sha256=file.sha256
+        name=file.name, size=file.size, header_sha256=header_sha256, sha256=file.sha256
     )

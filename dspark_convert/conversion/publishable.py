@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspark_convert.checkpoint.files import open_regular, read_limited, read_range
+from dspark_convert.checkpoint.files import hash_range, open_regular, read_limited
 from dspark_convert.checkpoint.folder import CONFIG_FILE
 from dspark_convert.checkpoint.header import read_header
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES
@@ -20,8 +19,6 @@ from dspark_convert.schemas.plan import ConversionManifest, OutputFile
 from dspark_convert.schemas.report import VerifyReport
 
 CARD_FILE = "README.md"
-
-_HASH_CHUNK = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -122,14 +119,6 @@ def _measure(path: Path) -> tuple[int, str]:
     with open_regular(path) as descriptor:
         size = os.fstat(descriptor).st_size
         return size, hash_range(descriptor, size if end is None else end)
-
-
-def hash_range(descriptor: int, end: int, *, start: bytes = b"", method: str = "sha256") -> str:
-    """Digest, in hex, of ``start`` and the first ``end`` bytes of an open file."""
-    digest = hashlib.new(method, start, usedforsecurity=False)
-    for offset in range(0, end, _HASH_CHUNK):
-        digest.update(read_range(descriptor, offset, min(_HASH_CHUNK, end - offset)))
-    return digest.hexdigest()
 
 
 def _judge_report(report: VerifyReport, manifest: ConversionManifest) -> None:

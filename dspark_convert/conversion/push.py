@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from dspark_convert.checkpoint.files import open_regular, read_limited
+from dspark_convert.checkpoint.files import hash_range, open_regular, read_limited
 from dspark_convert.checkpoint.hub import (
     RemoteFile,
     Repository,
@@ -32,7 +32,6 @@ from dspark_convert.conversion.publishable import (
     Publishable,
     decode_card,
     examine_publishable,
-    hash_range,
 )
 from dspark_convert.errors import Finding, OutputError
 from dspark_convert.schemas.push import PushReport

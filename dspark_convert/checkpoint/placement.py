@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -106,6 +108,25 @@ def disk_full(folder: Path, needed_bytes: int) -> OutputError:
             hint="free some space, or choose an output on another disk",
         )
     )
+
+
+@contextmanager
+def os_errors_refused(output: Path, needed_bytes: int) -> Iterator[None]:
+    """Turn errors of writing inside the block into ``disk-full`` or ``output-not-writable``."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader of our own output went away; the disk is not to blame
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(output.parent, needed_bytes) from error
+        finding = Finding(
+            code="output-not-writable",
+            message=f"writing the output failed: {error.strerror}",
+            found=error.filename and str(error.filename),
+            hint="check permissions, limits and health of the disk that holds the output",
+        )
+        raise OutputError(finding) from error
 
 
 def _real_place(output: Path) -> Path:

@@ -28,7 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark_convert.checkpoint.interrupts import SignalGuard
-from dspark_convert.checkpoint.placement import check_place, check_space, disk_full, replaceable
+from dspark_convert.checkpoint.placement import (
+    check_place,
+    check_space,
+    os_errors_refused,
+    replaceable,
+)
 from dspark_convert.errors import Finding, OutputError
 
 
@@ -54,7 +59,7 @@ def staged_folder(
     in the block, SIGTERM and SIGHUP `Interrupted`; one that comes during the swap waits for its
     end.
     """
-    with SignalGuard() as guard, _os_errors_refused(output, needed_bytes):
+    with SignalGuard() as guard, os_errors_refused(output, needed_bytes):
         place = check_place(output, protected)
         _remove_orphans(place)
         former = replaceable(place, overwrite=overwrite, owned=owned)
@@ -225,21 +230,3 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _os_errors_refused(output: Path, needed_bytes: int) -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # the reader of our own output went away; the disk is not to blame
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_full(output.parent, needed_bytes) from error
-        finding = Finding(
-            code="output-not-writable",
-            message=f"writing the output failed: {error.strerror}",
-            found=error.filename and str(error.filename),
-            hint="check permissions, limits and health of the disk that holds the output",
-        )
-        raise OutputError(finding) from error

@@ -31,7 +31,7 @@ def copy_range(
     copied = _copy_in_kernel(source, offset, length, target, target_offset, on_bytes)
     while copied < length:
         data = _read(source, offset + copied, min(_BUFFER, length - copied))
-        _write(target, target_offset + copied, data)
+        write_at(target, target_offset + copied, data)
         copied += len(data)
         on_bytes(len(data))
 
@@ -53,6 +53,14 @@ def ranges_equal(
         if len(data) < size or data != read_range(second, second_offset + start, size):
             return False
     return True
+
+
+def write_at(target: int, offset: int, data: bytes) -> None:
+    """Write all of ``data`` at ``offset`` of an open file; errors stay ``OSError``."""
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(target, rest, offset)
+        rest, offset = rest[count:], offset + count
 
 
 def _copy_in_kernel(
@@ -104,11 +112,3 @@ def _read(source: int, offset: int, length: int) -> bytes:
             )
         )
     return data
-
-
-def _write(target: int, offset: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        count = os.pwrite(target, rest, offset)
-        rest = rest[count:]
-        offset += count

@@ -15,7 +15,7 @@ from dspark_convert.checkpoint.files import open_regular, read_limited, read_ran
 from dspark_convert.checkpoint.folder import StoredTensor, open_checkpoint
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES, SideFile
 from dspark_convert.checkpoint.staging import staged_folder
-from dspark_convert.checkpoint.transfer import copy_range, ranges_equal
+from dspark_convert.checkpoint.transfer import copy_range, ranges_equal, write_at
 from dspark_convert.conversion.assembled import Assembled
 from dspark_convert.conversion.history import MANIFEST_FILE, read_manifest
 from dspark_convert.conversion.identity import shown_name
@@ -102,12 +102,12 @@ def _write_weights(file: OutputWeights, path: Path, on_bytes: Callable[[int], No
     with ExitStack() as stack:
         output = stack.enter_context(_created(path))
         sources: dict[Path, int] = {}
-        _write_at(output, 0, file.header)
+        write_at(output, 0, file.header)
         for entry in file.entries:
             content = file.pieces[entry.name].content
             offset = len(file.header) + entry.begin
             if isinstance(content, bytes):
-                _write_at(output, offset, content)
+                write_at(output, offset, content)
                 continue
             stored = content.stored if isinstance(content, Assembled) else content
             if stored is not None and stored.path not in sources:
@@ -132,7 +132,7 @@ def _write_blocks(
 ) -> None:
     for first, end in content.blocks():
         block = content.read(source, first, end)
-        _write_at(output, offset + first * content.row_bytes, block)
+        write_at(output, offset + first * content.row_bytes, block)
         on_bytes(len(block))
 
 
@@ -143,13 +143,6 @@ def _created(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _write_at(descriptor: int, offset: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        count = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[count:], offset + count
 
 
 def _copy_side_file(file: SideFile, path: Path) -> None:

@@ -7,7 +7,6 @@ the order in which the safetensors library lays a file out.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import stat
@@ -30,8 +29,12 @@ from dspark_convert.checkpoint.header import (
     tensor_nbytes,
 )
 from dspark_convert.checkpoint.interrupts import SignalGuard
-from dspark_convert.checkpoint.placement import check_place, check_space, disk_full
-from dspark_convert.checkpoint.transfer import copy_range
+from dspark_convert.checkpoint.placement import (
+    check_place,
+    check_space,
+    os_errors_refused,
+)
+from dspark_convert.checkpoint.transfer import copy_range, write_at
 from dspark_convert.errors import DSparkError, Finding, OutputError
 from dspark_convert.schemas.trace import TraceHeader, TraceSequenceEntry
 from dspark_convert.verification.trace import TraceSequence
@@ -83,7 +86,7 @@ def staged_trace(
     ``checkpoint.staging``.
     """
     needed = 2 * trace_nbytes(plan, borrowed)
-    with SignalGuard() as guard, _os_errors_refused(output, needed):
+    with SignalGuard() as guard, os_errors_refused(output, needed):
         place = check_place(output, protected)
         _require_replaceable(place, overwrite=overwrite)
         check_space(place, needed)
@@ -180,7 +183,7 @@ class TraceWriter:
         entries = layout_entries(self._specs)
         metadata = {METADATA_KEY: self.header.model_dump_json()}
         head = render_header(entries, metadata)
-        assert os.pwrite(descriptor, head, 0) == len(head), "a header is written at once"
+        write_at(descriptor, 0, head)
         offset = len(head)
         for dtype in dict.fromkeys(entry.dtype for entry in entries):
             lane = self._lanes[dtype]
@@ -267,20 +270,3 @@ def _take_over(staged: Path, descriptor: int) -> None:
 def _refusal(code: str, message: str, path: Path, hint: str | None = None) -> OutputError:
     hint = hint or "wait for the other run, or choose another output"
     return OutputError(Finding(code=code, message=message, found=str(path), hint=hint))
-
-
-@contextmanager
-def _os_errors_refused(output: Path, needed: int) -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # the reader of our own output went away; the disk is not to blame
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_full(output.parent, needed) from error
-        raise _refusal(
-            "output-not-writable",
-            f"writing the trace failed: {error.strerror}",
-            output,
-            hint="check permissions, limits and health of the disk that holds the output",
-        ) from error

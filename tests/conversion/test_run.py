@@ -181,12 +181,12 @@ def test_corrupted_copy_is_found_on_re_reading(
 def test_rewritten_table_is_compared_too(
     draft: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = run._write_at
+    real = run.write_at
 
     def corrupted(descriptor: int, offset: int, data: bytes) -> None:
         real(descriptor, offset, data[:-1] + b"\1" if len(data) == 1600 else data)
 
-    monkeypatch.setattr(run, "_write_at", corrupted)
+    monkeypatch.setattr(run, "write_at", corrupted)
     assert refusal(draft(d2t(unchanged, "I32")), tmp_path / "out") == "output-differs"
 
 

@@ -24,7 +24,7 @@ from dspark_convert.formats.target import judge_pairing
 from dspark_convert.runtime.cache import ContextCache
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.drafting import Drafted, Drafter
-from dspark_convert.runtime.progress import Outcome, Row
+from dspark_convert.runtime.progress import Outcome, Row, unpack_outcomes
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation, Observer
 from dspark_convert.runtime.rejection import Uniforms, Verdict, verify_greedy, verify_sampled
 from dspark_convert.runtime.sampling import (
@@ -207,17 +207,7 @@ def _to_host(drafted: Drafted, verdict: Verdict) -> list[Outcome]:
         verdict.next_token_ids[:, None],
         drafted.target_ids,
     )
-    counts = torch.cat(columns, 1).tolist()
-    confidences = None if drafted.confidence is None else drafted.confidence.tolist()
-    return [
-        Outcome(
-            proposed_ids=tuple(ids[:length]),
-            accepted=accepted,
-            next_token_id=next_token_id,
-            confidence=None if confidences is None else tuple(confidences[row][:length]),
-        )
-        for row, (length, accepted, next_token_id, *ids) in enumerate(counts)
-    ]
+    return unpack_outcomes(torch.cat(columns, 1), drafted.confidence)
 
 
 def check_pair(target: Target, draft: DraftModel) -> None:

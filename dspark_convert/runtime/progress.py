@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Round
 
 
@@ -15,6 +17,24 @@ class Outcome:
     accepted: int
     next_token_id: int
     confidence: tuple[float, ...] | None
+
+
+def unpack_outcomes(counts: Tensor, confidence: Tensor | None) -> list[Outcome]:
+    """The outcome of every row of a round; waits for tensors that are not on the host yet.
+
+    ``counts`` int64 [R, 3 + N]: tokens proposed, tokens accepted, the next token, the drafted ids;
+    ``confidence`` fp32 [R, N], None without a confidence head.
+    """
+    confidences = None if confidence is None else confidence.tolist()
+    return [
+        Outcome(
+            proposed_ids=tuple(ids[:length]),
+            accepted=accepted,
+            next_token_id=next_token_id,
+            confidence=None if confidences is None else tuple(confidences[row][:length]),
+        )
+        for row, (length, accepted, next_token_id, *ids) in enumerate(counts.tolist())
+    ]
 
 
 @dataclass

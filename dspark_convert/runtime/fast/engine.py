@@ -21,7 +21,7 @@ from dspark_convert.runtime.drafting import check_threshold, count_tokens
 from dspark_convert.runtime.fast.models import StaticDraft, StaticTarget
 from dspark_convert.runtime.fast.runners import compile_function
 from dspark_convert.runtime.fast.sampling import NarrowChoice, soften, verify_narrow
-from dspark_convert.runtime.progress import Outcome
+from dspark_convert.runtime.progress import Outcome, unpack_outcomes
 from dspark_convert.runtime.propose import Chain, ChooseToken, GreedyChoice, run_chain
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.runtime.rejection import Uniforms, Verdict, count_leading, verify_greedy
@@ -64,16 +64,7 @@ class PendingRound:
         """The outcome of every row; waits for this round only, not for later ones."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        confidences = None if self._confidence is None else self._confidence.tolist()
-        return [
-            Outcome(
-                proposed_ids=tuple(ids[:length]),
-                accepted=accepted,
-                next_token_id=next_token_id,
-                confidence=None if confidences is None else tuple(confidences[row][:length]),
-            )
-            for row, (length, accepted, next_token_id, *ids) in enumerate(self._counts.tolist())
-        ]
+        return unpack_outcomes(self._counts, self._confidence)
 
 
 class Engine:

@@ -65,7 +65,7 @@ class GatedMarkovHead(MarkovHead):
     def mix(
         self, embedding: Tensor, hidden: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Gate the embedding; there is no state."""
+        """Gate the embedding [..., r] with the hidden state [..., H]; there is no state."""
         gate = self.gate_proj(torch.cat((hidden, embedding), dim=-1)).sigmoid()
         return gate * embedding, state
 
@@ -81,7 +81,7 @@ class RnnMarkovHead(MarkovHead):
     def mix(
         self, embedding: Tensor, hidden: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """One step of the recurrence."""
+        """One step of the recurrence: latent and next state [..., r], zeros before the first."""
         if state is None:
             state = torch.zeros_like(embedding)
         joint = self.joint_proj(torch.cat((state, embedding, hidden), dim=-1))

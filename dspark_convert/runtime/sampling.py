@@ -58,7 +58,7 @@ def compute_probabilities(logits: Tensor, options: SamplingOptions) -> Tensor:
 
 
 def scale_logits(logits: Tensor, temperature: float) -> Tensor:
-    """``(logits - max) / temperature``: the softmax is that of ``logits / temperature``.
+    """``(logits - max) / temperature`` of logits [..., V], fp32 or wider: the softmax is that of ``logits / temperature``.
 
     With the maximum at 0 nothing overflows to +inf, so no NaN comes of a small temperature.
     """
@@ -67,13 +67,13 @@ def scale_logits(logits: Tensor, temperature: float) -> Tensor:
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """Logits with -inf below the k-th largest; ties with it stay."""
+    """Logits [..., V] with -inf below the k-th largest; ties with it stay."""
     smallest = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
     return logits.masked_fill(logits < smallest, float("-inf"))
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """Logits with -inf outside the smallest set of most likely tokens whose mass reaches ``p``."""
+    """Logits [..., V] with -inf outside the smallest likeliest set whose mass reaches ``p``."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities

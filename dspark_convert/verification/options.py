@@ -48,7 +48,10 @@ class VerifyOptions:
     trust_remote_code: bool = False
 
     def torch_device(self) -> torch.device:
-        """The device to run on; "auto" is CUDA where there is one."""
+        """The device to run on; "auto" is CUDA where there is one.
+
+        Raises ``UsageError`` (``device-unavailable``).
+        """
         name = self.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,7 +63,10 @@ class VerifyOptions:
         return device
 
     def torch_dtype(self) -> torch.dtype | None:
-        """The dtype of both models; None keeps that of each checkpoint."""
+        """The dtype of both models; None keeps that of each checkpoint.
+
+        Raises ``UsageError`` (``dtype-unknown``).
+        """
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise usage("dtype-unknown", "--dtype", self.dtype, f"auto, {', '.join(DTYPES)}")
         return DTYPES.get(self.dtype)

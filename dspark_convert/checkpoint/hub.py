@@ -120,8 +120,8 @@ def listed(info: ModelInfo) -> Repository:
 def download(repository: Repository, names: Iterable[str], *, progress: bool) -> Path:
     """Bring files into the shared cache, unless they are there; returns the snapshot's folder.
 
-    A broken connection is taken up again where it broke; files that are complete are not fetched
-    twice. ``progress`` shows bars on a terminal. Raises ``CheckpointError``, see `hub_refusals`.
+    Within a run a broken connection is taken up again where it broke; a later run fetches the
+    files that are not complete from their beginning, the others not again. ``progress`` shows bars on a terminal. Raises ``CheckpointError``, see `hub_refusals`.
     """
     if repository.folder is not None:
         return repository.folder

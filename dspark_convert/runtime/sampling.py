@@ -60,7 +60,8 @@ def compute_probabilities(logits: Tensor, options: SamplingOptions) -> Tensor:
 def scale_logits(logits: Tensor, temperature: float) -> Tensor:
     """``(logits - max) / temperature`` of logits [..., V], in fp32 or wider.
 
-    The softmax is that of ``logits / temperature``. With the maximum at 0 nothing overflows to +inf, so no NaN comes of a small temperature.
+    The softmax is that of ``logits / temperature``. With the maximum at 0 nothing overflows to
+    +inf, so no NaN comes of a small temperature.
     """
     wide = _wide(logits)
     return (wide - wide.amax(-1, keepdim=True)) / temperature

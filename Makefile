@@ -32,7 +32,7 @@ check: $(VENV)/.dev  ## lint, formatting, types, published schemas, generated pa
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy -p fixtures.broken -m benchmarks.convert -m benchmarks.decode -m benchmarks.replay
+	$(BIN)/mypy -p fixtures.broken -p benchmarks
 	$(BIN)/dspark-convert schema --check schemas/
 	$(BIN)/python docs/generate.py --check
 

@@ -121,7 +121,8 @@ def download(repository: Repository, names: Iterable[str], *, progress: bool) ->
     """Bring files into the shared cache, unless they are there; returns the snapshot's folder.
 
     Within a run a broken connection is taken up again where it broke; a later run fetches the
-    files that are not complete from their beginning, the others not again. ``progress`` shows bars on a terminal. Raises ``CheckpointError``, see `hub_refusals`.
+    files that are not complete from their beginning, the others not again. ``progress`` shows bars
+    on a terminal. Raises ``CheckpointError``, see `hub_refusals`.
     """
     if repository.folder is not None:
         return repository.folder

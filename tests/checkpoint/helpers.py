@@ -1,14 +1,16 @@
-"""Small checkpoints and raw files for the tests of this folder."""
+"""Small checkpoints, raw files and staged outputs for the tests of this folder."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from dspark_convert.checkpoint.header import layout_entries, render_header
+from dspark_convert.checkpoint.staging import staged_folder
 from dspark_convert.errors import DSparkError
 
 
@@ -59,3 +61,32 @@ def write_sharded(folder: Path) -> Path:
     one, two = "one.safetensors", "two.safetensors"
     write_index(folder, {"a": one, "b": one, "c": two}, total_size=16)
     return folder
+
+
+def ours(folder: Path) -> bool:
+    return (folder / "manifest").exists()
+
+
+def staged(output: Path, **options) -> AbstractContextManager[Path]:
+    defaults = {"overwrite": False, "owned": ours, "protected": (), "needed_bytes": 0}
+    return staged_folder(output, **(defaults | options))
+
+
+def write(output: Path, text: str = "new", **options) -> None:
+    with staged(output, **options) as folder:
+        (folder / "manifest").write_text(text)
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_text(text)
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Every file under ``folder``, temporary ones too."""
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def tree(text: str) -> dict[str, str]:
+    return {"output/manifest": text, "output/sub/file": text}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_staging import content, tree, write
+from .helpers import content, tree, write
 
 ROOT = Path(__file__).parents[2]
 

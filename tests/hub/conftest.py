@@ -12,7 +12,9 @@ import huggingface_hub.file_download as file_download
 import pytest
 from huggingface_hub.utils import close_session
 
-from tests.hub.server import HubServer, Repo, Tree, running_hub
+from tests.hub.repos import Repo, Tree
+from tests.hub.server import HubServer, running_hub
+from tests.hub.sources import DRAFT, NAME, Publish
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +59,13 @@ def publish(hub: HubServer) -> Callable[..., Repo]:
         return hub.repo(name, {**tree, **(more or {})}, **options)
 
     return put
+
+
+@pytest.fixture
+def source(golden: Path) -> Path:
+    return golden / DRAFT
+
+
+@pytest.fixture
+def repo(publish: Publish, source: Path) -> Repo:
+    return publish(NAME, source, {"README.md": b"# A draft\n", "notes/x.bin": b"x"})

@@ -18,6 +18,7 @@ from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.load import load_draft
 from dspark_convert.runtime.load_target import load_target
+from dspark_convert.runtime.records import DecodeResult
 from dspark_convert.runtime.target import TargetOutput
 from dspark_convert.schemas.draft import DraftConfig
 
@@ -253,3 +254,7 @@ def random_prompts(vocab: int, lengths: Sequence[int], seed: int = 0) -> list[li
     """One prompt of each length."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(0, vocab, (length,), generator=generator).tolist() for length in lengths]
+
+
+def accepted_counts(results: Sequence[DecodeResult]) -> list[list[int]]:
+    return [[round_.accepted for round_ in result.rounds] for result in results]

@@ -147,3 +147,13 @@ def record_options(folder: Path, **changes: Any) -> RecordOptions:
     if "prompts" not in changes:
         values["prompts"] = write_prompts(folder)
     return RecordOptions(**{**values, **changes})
+
+
+def assert_same(found: TraceSequence, wanted: TraceSequence) -> None:
+    for name, value in vars(wanted).items():
+        other = getattr(found, name)
+        if isinstance(value, torch.Tensor):
+            assert other.dtype == value.dtype, name
+            assert torch.equal(other, value), name
+        else:
+            assert other == value, name

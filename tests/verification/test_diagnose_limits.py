@@ -1,0 +1,139 @@
+"""What a diagnosis cannot decide or refuses, and its command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dspark_convert.cli.verify import app
+from dspark_convert.errors import UsageError
+from dspark_convert.schemas.diagnosis import Diagnosis
+from dspark_convert.verification.diagnose import MIN_TEXTS
+from dspark_convert.verification.hypotheses import HYPOTHESES, NotApplicableError
+from dspark_convert.verification.paired import Resampler
+from dspark_convert.verification.record import RecordOptions, record
+from dspark_convert.verification.suspect import suspect_of_trace
+from dspark_convert.verification.trace import Trace, TraceError, open_trace
+from tests.runtime.helpers import GOLDEN
+
+from .diagnoses import ANCHOR, DENSE, ONE_PLUS_N_DECLARED, TARGET, TINY, by_id, run
+
+# What cannot be decided --------------------------------------------------------------------------
+
+
+def test_few_texts_decide_nothing(build: Callable[..., Path], short_trace: Trace) -> None:
+    """The gain is as large as before, but a bootstrap over so few texts is not to be believed."""
+    few = open_trace(short_trace.files[0].path)
+    few.header = few.header.model_copy(update={"sequences": few.header.sequences[: MIN_TEXTS - 1]})
+    few._places = few._places[: MIN_TEXTS - 1]
+    diagnosis = run(build(DENSE, ONE_PLUS_N_DECLARED), few)
+    assert (diagnosis.verdict, diagnosis.best) == ("undecided", "as-declared")
+    assert "texts" in diagnosis.reason
+
+
+def test_a_bad_draft_that_no_reading_explains_is_not_called_healthy(
+    short_trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = [hypothesis for hypothesis in HYPOTHESES if hypothesis.id == "as-declared"]
+    monkeypatch.setattr("dspark_convert.verification.diagnose.HYPOTHESES", declared)
+    monkeypatch.setattr("dspark_convert.verification.diagnose.USELESS_BELOW", 3.0)
+    diagnosis = run(TINY / DENSE, short_trace)
+    assert (diagnosis.verdict, diagnosis.best) == ("undecided", "as-declared")
+    assert "no reading tried explains it" in diagnosis.reason
+
+
+def test_without_neighbours_or_a_target_the_reason_is_given(
+    build: Callable[..., Path], tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join((TINY / "prompts.jsonl").read_text().splitlines(True)[:2]))
+    options = RecordOptions(
+        target=TARGET,
+        draft=TINY / DENSE,
+        output=tmp_path / "trace.safetensors",
+        prompts=prompts,
+        max_new_tokens=4,
+        top_log_probs=0,
+    )
+    record(options)
+    results = by_id(run(TINY / DENSE, open_trace(options.output), target=None))
+    assert "--neighbours" in results["layer-ids-plus-1"].reason
+    assert "give its folder" in results["target-head"].reason
+    assert results["layout-other"].overlap is None
+    assert results["layout-other"].accepted_tokens is not None
+
+
+def test_texts_that_the_target_did_not_write_are_refused(short_trace: Trace) -> None:
+    given = open_trace(short_trace.files[0].path)
+    given.header = given.header.model_copy(update={"text_origin": "given"})
+    with pytest.raises(UsageError) as refusal:
+        run(TINY / DENSE, given)
+    assert refusal.value.code == "diagnose-text-given"
+
+
+def test_a_trace_of_another_target_is_refused(tmp_path: Path, short_trace: Trace) -> None:
+    with pytest.raises(TraceError) as refusal:
+        run(TINY / DENSE, short_trace, target=GOLDEN / "verifier_bf16")
+    assert refusal.value.code == "trace-other-target"
+
+
+def test_intervals_are_those_of_whole_texts() -> None:
+    """For equal anchors it is the interval of a mean, whose ends normal theory gives roughly."""
+    values = np.random.default_rng(0).normal(1.0, 2.0, 400)
+    low, high = Resampler(400, 0).interval(values, np.ones(400), 0.95)  # type: ignore[misc]
+    error = values.std() / 20
+    assert abs(low - (values.mean() - 1.96 * error)) < 0.1 * error
+    assert abs(high - (values.mean() + 1.96 * error)) < 0.1 * error
+    assert Resampler(1, 0).interval(values[:1], np.ones(1), 0.95) is None
+    assert Resampler(2, 0).interval(np.array([1.0, np.nan]), np.ones(2), 0.95) is None
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+def test_the_command_says_verdict_evidence_and_fix(
+    build: Callable[..., Path], short_trace: Trace
+) -> None:
+    folder = build(DENSE, ONE_PLUS_N_DECLARED)
+    arguments = ["diagnose", str(folder), "--trace", str(short_trace.files[0].path)]
+    shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert shown.exit_code == 1, shown.output
+    assert "cause-found layout-other" in shown.stdout
+    assert "--layout anchor-first" in shown.stdout
+
+
+def test_the_command_runs_a_target(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join((TINY / "prompts.jsonl").read_text().splitlines(True)[:2]))
+    arguments = ["diagnose", str(TINY / ANCHOR), "--target", str(TARGET), "--json"]
+    options = ["--prompts", str(prompts), "--max-new-tokens", "4", "--temperature", "1"]
+    result = CliRunner().invoke(app, [*arguments, *options])
+    assert result.exit_code == 4, result.output
+    diagnosis = Diagnosis.model_validate(json.loads(result.stdout))
+    assert (diagnosis.verdict, diagnosis.texts, diagnosis.temperature) == ("undecided", 2, 1.0)
+    assert by_id(diagnosis)["layer-ids-plus-1"].accepted_length is not None
+
+
+@pytest.mark.parametrize("options", [[], ["--trace", "t", "--target", str(TARGET)]])
+def test_texts_come_from_one_place(options: list[str]) -> None:
+    assert CliRunner().invoke(app, ["diagnose", str(TINY / DENSE), *options]).exit_code == 2
+
+
+def test_nothing_of_a_reading_is_left_in_the_draft(short_trace: Trace) -> None:
+    suspect = suspect_of_trace(TINY / DENSE, short_trace, target=TARGET, dtype=torch.float32)
+    assert suspect.subject is not None
+    draft = suspect.subject.draft
+    config, before = draft.config, {name: x.clone() for name, x in draft.state_dict().items()}
+    for hypothesis in HYPOTHESES:
+        with suppress(NotApplicableError):
+            hypothesis.read(draft, suspect.subject.around)
+    assert draft.config == config
+    for name, tensor in draft.state_dict().items():
+        assert torch.equal(tensor, before[name])

@@ -246,7 +246,7 @@ def _run_replay(
 
 
 class _DecodeRun:
-    """The decode run that several checks share, made when the first of them asks."""
+    """The decode run that several checks share; its time belongs to none of them."""
 
     def __init__(
         self,

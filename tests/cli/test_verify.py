@@ -69,8 +69,11 @@ def test_exit_0_when_every_check_passes(prompts: Path, tmp_path: Path) -> None:
 
 
 def test_exit_1_names_the_check_that_failed(prompts: Path) -> None:
-    outcome = check("--prompts", prompts, "--min-accepted-length", 3, run=installed)
+    report = prompts.with_name("failed.json")
+    options = ("--min-accepted-length", 3, "--report", report)
+    outcome = check("--prompts", prompts, *options, run=installed)
     assert outcome.code == 1
+    assert json.loads(report.read_text())["verdict"] == "fail"
     assert "acceptance" in outcome.out
     assert "is below 3" in " ".join(outcome.out.split())
 
@@ -149,8 +152,16 @@ def test_source_alone_checks_parity_and_skips_the_rest() -> None:
 
 def test_explain_knows_every_check() -> None:
     listed = [line.split()[0] for line in verify("explain").out.splitlines()]
-    assert "acceptance" in listed
-    assert all(verify("explain", name).code == 0 for name in listed[:2])
+    assert listed == [
+        "structure",
+        "pairing",
+        "parity",
+        "lossless-greedy",
+        "lossless-sampling",
+        "acceptance",
+        "confidence",
+    ]
+    assert all(verify("explain", name).out.startswith(f"{name}: ") for name in listed)
     assert verify("explain", "nothing").code == 2
 
 

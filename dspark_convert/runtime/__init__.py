@@ -34,7 +34,12 @@ from dspark_convert.runtime.records import (
     Observer,
     Round,
 )
-from dspark_convert.runtime.replay import BlockScores, compute_text_context, score_blocks
+from dspark_convert.runtime.replay import (
+    BlockScores,
+    compute_text_context,
+    compute_text_input,
+    score_blocks,
+)
 from dspark_convert.runtime.sampling import SamplingOptions
 from dspark_convert.runtime.target import Target, TargetOutput, TargetSession
 from dspark_convert.runtime.vocabulary import DraftVocabulary, ProposalBuffer
@@ -57,6 +62,7 @@ __all__ = [
     "TargetOutput",
     "TargetSession",
     "compute_text_context",
+    "compute_text_input",
     "decode",
     "decode_plain",
     "load_draft",

@@ -83,13 +83,16 @@ class DraftModel(nn.Module):
         return projected
 
     def compute_context(self, features_RTF: Tensor, position_ids: Tensor) -> ContextKV:
-        """Context keys and values of features at ``position_ids``, int64 [R, T] or [T].
+        """Context keys and values of features at ``position_ids``, int64 [R, T] or [T]."""
+        return self.project_context(self.compute_context_input(features_RTF), position_ids)
+
+    def project_context(self, input_RTH: Tensor, position_ids: Tensor) -> ContextKV:
+        """Context keys and values of ``compute_context_input`` at ``position_ids``.
 
         Context passes through no layer: every layer projects the same input (FORMATS 4.2).
         """
-        context_input = self.compute_context_input(features_RTF)
         angles = self.rotary(position_ids, self.dtype)
-        pairs = [layer.self_attn.project_kv(context_input, angles) for layer in self._layers()]
+        pairs = [layer.self_attn.project_kv(input_RTH, angles) for layer in self._layers()]
         keys, values = zip(*pairs, strict=True)
         return ContextKV(keys, values)
 

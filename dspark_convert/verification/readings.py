@@ -21,9 +21,9 @@ class ShiftedDraft(DraftModel):
 
     step = 0
 
-    def compute_context(self, features_RTF: Tensor, position_ids: Tensor) -> ContextKV:
-        """See ``DraftModel.compute_context``."""
-        return super().compute_context(features_RTF, position_ids - self.step)
+    def project_context(self, input_RTH: Tensor, position_ids: Tensor) -> ContextKV:
+        """See ``DraftModel.project_context``."""
+        return super().project_context(input_RTH, position_ids - self.step)
 
 
 class LateMarkovHead(MarkovHead):

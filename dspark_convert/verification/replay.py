@@ -17,9 +17,9 @@ from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.drafting import check_threshold, count_tokens
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.runtime.replay import (
-    MEMORY_BUDGET,
     BlockScores,
     compute_text_context,
+    compute_text_input,
     score_blocks,
 )
 from dspark_convert.verification.expectation import Expectation, Flags, Floats, confident
@@ -38,7 +38,7 @@ class ReplayOptions:
     decode: DecodeOptions
     target_vocab_size: int
     top_temperature: float | None = None
-    memory_budget: int = MEMORY_BUDGET
+    memory_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def replay_sequence(draft: DraftModel, sequence: TraceSequence, options: ReplayO
     check_threshold(draft, decode)
     _require_log_probs(sequence, decode)
     tokens, anchors = cut_text(sequence, decode, num_tokens)
-    left = len(tokens) - 1 - np.arange(anchors.start, anchors.stop)
+    left = len(tokens) - 1 - np.array(anchors, dtype=np.int64)
     proposed = left[:, None] >= np.arange(1, num_tokens + 1)
     if not anchors:
         nothing = np.zeros((0, num_tokens))
@@ -166,9 +166,10 @@ def _score(
     def read(rows: slice) -> Tensor:
         return replace(sequence, features=sequence.features[rows]).features_of(layer_ids)
 
-    return score_blocks(
-        draft,
-        compute_text_context(draft, anchors[-1], read, memory_budget=budget),
+    inputs = compute_text_input(draft, anchors[-1], read, memory_budget=budget)
+    (scores,) = score_blocks(
+        [draft],
+        compute_text_context(draft, inputs, memory_budget=budget),
         tokens,
         anchors,
         target_vocab_size=options.target_vocab_size,
@@ -177,6 +178,7 @@ def _score(
         candidate_ids_MC=None if top_ids is None else _after(top_ids, sequence, anchors),
         memory_budget=budget,
     )
+    return scores
 
 
 def _questions(sequence: TraceSequence, options: ReplayOptions) -> tuple[float, Tensor | None]:
@@ -190,7 +192,7 @@ def _questions(sequence: TraceSequence, options: ReplayOptions) -> tuple[float, 
 def _after(values: Tensor, sequence: TraceSequence, anchors: range) -> Tensor:
     """Of values that start at position P, those one position on from each anchor."""
     start = anchors.start + 1 - sequence.first_generated
-    return values[start : start + len(anchors)]
+    return values[start :: anchors.step][: len(anchors)]
 
 
 def _acceptance(
@@ -205,10 +207,9 @@ def _acceptance(
         return _wide(scores.greedy_ids.cpu() == following_MN)
     assert scores.log_q is not None
     assert sequence.log_probs is not None
-    start = anchors.start - sequence.first_generated
-    log_p = _following(
-        sequence.log_probs, range(start, start + len(anchors)), scores.log_q.shape[1]
-    )
+    first = sequence.first_generated
+    from_first = range(anchors.start - first, anchors.stop - first, anchors.step)
+    log_p = _following(sequence.log_probs, from_first, scores.log_q.shape[1])
     return np.exp(np.minimum(_wide(scores.log_q) - _wide(log_p), 0.0))
 
 
@@ -229,7 +230,8 @@ def _overlap(
 def _following(values: Tensor, anchors: range, num_tokens: int, *, beyond: int = 0) -> Tensor:
     """``values`` [M, N] at the N positions after each anchor, ``beyond`` past their end."""
     padded = torch.nn.functional.pad(values, (0, num_tokens), value=beyond)
-    return padded[anchors.start + 1 :].unfold(0, num_tokens, 1)[: len(anchors)]
+    windows = padded[anchors.start + 1 :].unfold(0, num_tokens, 1)
+    return windows[:: anchors.step][: len(anchors)]
 
 
 def _require_log_probs(sequence: TraceSequence, decode: DecodeOptions) -> None:

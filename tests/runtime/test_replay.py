@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +11,15 @@ from torch import Tensor
 from dspark_convert.errors import DraftError
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.propose import Chain, run_chain
-from dspark_convert.runtime.replay import BlockScores, compute_text_context, score_blocks
+from dspark_convert.runtime.replay import (
+    BlockScores,
+    compute_text_context,
+    compute_text_input,
+    score_blocks,
+)
 from dspark_convert.runtime.sampling import scale_logits
+from dspark_convert.schemas.draft import Layout
+from dspark_convert.verification.readings import reread
 from tests.runtime.helpers import VARIANTS, golden_draft, make_config, make_draft
 
 PROMPT, LENGTH = 5, 17
@@ -25,10 +34,17 @@ def make_text(draft: DraftModel, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def score(draft: DraftModel, features: Tensor, tokens: Tensor, **options: object) -> BlockScores:
-    settings = {"target_vocab_size": draft.config.vocab_size, "temperature": 0.7, **options}
+    return score_readings([draft], features, tokens, ANCHORS, **options)[0]
+
+
+def score_readings(
+    readings: list[DraftModel], features: Tensor, tokens: Tensor, anchors: range, **options: Any
+) -> list[BlockScores]:
+    settings = {"target_vocab_size": readings[0].config.vocab_size, "temperature": 0.7, **options}
     budget = {key: settings[key] for key in ("memory_budget",) if key in settings}
-    context = compute_text_context(draft, LENGTH, features.__getitem__, **budget)  # type: ignore[arg-type]
-    return score_blocks(draft, context, tokens, ANCHORS, **settings)  # type: ignore[arg-type]
+    inputs = compute_text_input(readings[0], LENGTH, features.__getitem__, **budget)
+    context = compute_text_context(readings[0], inputs, **budget)
+    return score_blocks(readings, context, tokens, anchors, **settings)
 
 
 def force_chain(draft: DraftModel, features: Tensor, tokens: Tensor, anchor: int) -> Chain:
@@ -110,6 +126,36 @@ def test_fewer_tokens_are_the_first_of_a_whole_block() -> None:
     assert whole.log_q is not None
     assert part.log_q.shape == (len(ANCHORS), 2)
     torch.testing.assert_close(part.log_q, whole.log_q[:, :2])
+
+
+@pytest.mark.parametrize("budget", [1, 2**29])
+def test_some_anchors_are_scored_as_among_all(budget: int) -> None:
+    draft = golden_draft("spec_rnn_full_anchor_sharded_bf16")
+    features, tokens = make_text(draft)
+    (some,) = score_readings(
+        [draft], features, tokens, ANCHORS[1::3], temperature=0.7, memory_budget=budget
+    )
+    whole = score(draft, features, tokens)
+    for name in ("greedy_ids", "log_q", "confidence"):
+        torch.testing.assert_close(getattr(some, name), getattr(whole, name)[1::3])
+
+
+def test_readings_of_one_backbone_are_scored_as_alone() -> None:
+    draft = golden_draft("dense_vanilla_bf16")
+    features, tokens = make_text(draft)
+    readings = [
+        draft,
+        reread(draft, {"layout": Layout.BONUS_ANCHOR}),
+        reread(draft, {"markov_rank": 0}),
+    ]
+    together = score_readings(readings, features, tokens, ANCHORS)
+    for reading, scores in zip(readings, together, strict=True):
+        alone = score(reading, features, tokens)
+        assert torch.equal(scores.greedy_ids, alone.greedy_ids)
+        torch.testing.assert_close(scores.log_q, alone.log_q)
+    assert not torch.equal(together[0].greedy_ids, together[2].greedy_ids)
+    wide, narrow = (scores.greedy_ids.shape[1] for scores in together[:2])
+    assert (wide, narrow) == (draft.config.block_size, draft.config.block_size - 1)
 
 
 def test_temperature_0_needs_no_softmax() -> None:

@@ -17,11 +17,13 @@ from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.drafting import check_threshold, count_tokens
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.runtime.replay import (
+    PLAIN,
     BlockScores,
     compute_text_context,
     compute_text_input,
     score_blocks,
 )
+from dspark_convert.runtime.replay_steps import ReplaySteps
 from dspark_convert.verification.expectation import Expectation, Flags, Floats, confident
 from dspark_convert.verification.trace import TraceSequence
 
@@ -32,12 +34,13 @@ class ReplayOptions:
 
     ``decode`` holds the limit, stop tokens and sampling of the text, and what concerns the draft.
     ``top_temperature`` is that of the stored candidates; None leaves the overlap out.
-    ``memory_budget`` is in bytes (see ``runtime.replay.score_blocks``).
+    ``steps`` compute, in at most ``memory_budget`` bytes (see ``runtime.replay.score_blocks``).
     """
 
     decode: DecodeOptions
     target_vocab_size: int
     top_temperature: float | None = None
+    steps: ReplaySteps = PLAIN
     memory_budget: int | None = None
 
 
@@ -161,22 +164,22 @@ def _score(
     temperature: float,
     top_ids: Tensor | None,
 ) -> BlockScores:
-    budget, layer_ids = options.memory_budget, draft.config.target_layer_ids
+    layer_ids = draft.config.target_layer_ids
+    how: Any = {"steps": options.steps, "memory_budget": options.memory_budget}
 
     def read(rows: slice) -> Tensor:
         return replace(sequence, features=sequence.features[rows]).features_of(layer_ids)
 
-    inputs = compute_text_input(draft, anchors[-1], read, memory_budget=budget)
     (scores,) = score_blocks(
         [draft],
-        compute_text_context(draft, inputs, memory_budget=budget),
+        compute_text_context(draft, compute_text_input(draft, anchors[-1], read, **how), **how),
         tokens,
         anchors,
         target_vocab_size=options.target_vocab_size,
         temperature=temperature,
         num_tokens=options.decode.num_speculative_tokens,
         candidate_ids_MC=None if top_ids is None else _after(top_ids, sequence, anchors),
-        memory_budget=budget,
+        **how,
     )
     return scores
 

@@ -79,6 +79,8 @@ class TraceSequence:
         Raises ``TraceError`` (``trace-layers-missing``).
         """
         _require_recorded(self.layer_ids, layer_ids)
+        if tuple(layer_ids) == tuple(self.layer_ids):
+            return self.features.flatten(1)
         columns = [self.layer_ids.index(layer_id) for layer_id in layer_ids]
         return self.features[:, columns].flatten(1)
 

@@ -20,7 +20,7 @@ from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.drafting import check_threshold, count_tokens
 from dspark_convert.runtime.fast.models import StaticDraft, StaticTarget
 from dspark_convert.runtime.fast.runners import compile_function
-from dspark_convert.runtime.fast.sampling import NarrowChoice, soften, verify_narrow
+from dspark_convert.runtime.fast.sampling import FusedSampler, NarrowChoice, soften, verify_narrow
 from dspark_convert.runtime.progress import Outcome, unpack_outcomes
 from dspark_convert.runtime.propose import Chain, ChooseToken, GreedyChoice, run_chain
 from dspark_convert.runtime.records import DecodeOptions
@@ -90,6 +90,7 @@ class Engine:
         self.num_tokens = count_tokens(draft, options)
         self.vocabulary = draft.vocabulary.restrict(target.vocab_size)
         self.choose = self._build_choice()
+        self.sampler = self._build_sampler(rows)
         on_gpu = draft.device.type == "cuda"
         self.soften = compile_function(soften) if on_gpu else soften
         # A round writes as far as the longer of block and verified tokens, from its anchor on.
@@ -128,9 +129,7 @@ class Engine:
     def _round(self) -> RoundOutput:
         positions = self.positions[:, None] + self.offsets
         hidden = self.draft.run_block(self.anchors, self.positions)
-        chain = run_chain(
-            self.draft_model, hidden, self.anchors, self.choose, num_tokens=self.num_tokens
-        )
+        chain = self._run_chain(hidden)
         confidence = self._confidence(chain)
         lengths = self._lengths(confidence)
         block = torch.cat((self.anchors[:, None], chain.target_ids), 1)
@@ -149,6 +148,28 @@ class Engine:
         generator = require_generator(self.generator)
         return NarrowChoice(self.vocabulary, self.options.temperature, generator)
 
+    def _build_sampler(self, rows: int) -> FusedSampler | None:
+        if not isinstance(self.choose, NarrowChoice):
+            return None
+        draft, temperature = self.draft_model, self.options.temperature
+        if not FusedSampler.serves(draft, temperature):
+            return None
+        return FusedSampler(
+            draft,
+            self.vocabulary,
+            temperature,
+            self.choose.generator,
+            rows=rows,
+            num_tokens=self.num_tokens,
+        )
+
+    def _run_chain(self, hidden_RBH: Tensor) -> Chain:
+        if self.sampler is not None:
+            return self.sampler.draw(hidden_RBH, self.anchors)
+        return run_chain(
+            self.draft_model, hidden_RBH, self.anchors, self.choose, num_tokens=self.num_tokens
+        )
+
     def _confidence(self, chain: Chain) -> Tensor | None:
         if chain.confidence_logits is None:
             return None
@@ -164,14 +185,17 @@ class Engine:
         options = self.options
         if options.sampling.greedy:
             return verify_greedy(logits_RQV.argmax(-1), chain.target_ids, lengths)
+        filtered = options.top_k is not None or options.top_p is not None
+        if self.sampler is not None and not filtered:
+            return self.sampler.verify(logits_RQV, chain, lengths)
         generator, q = require_generator(self.generator), None
         if options.draft_sampling == "sample":
             drafted = chain.biased_logits[:, self.draft_model.first_predicting_slot :]
             q = self.soften(drafted, options.temperature)
-        if options.top_k is None and options.top_p is None:
-            p = self.soften(logits_RQV, options.temperature)
-        else:
+        if filtered:
             p = compute_probabilities(logits_RQV, options.sampling)
+        else:
+            p = self.soften(logits_RQV, options.temperature)
         return verify_narrow(
             p,
             q,

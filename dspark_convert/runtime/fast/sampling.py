@@ -9,12 +9,25 @@ Shapes: R rows, N drafted tokens, D draft vocabulary, V target vocabulary.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.heads import MarkovHead
+from dspark_convert.runtime.propose import Chain, compute_confidence
 from dspark_convert.runtime.rejection import Uniforms, Verdict, compute_residual, count_leading
 from dspark_convert.runtime.sampling import draw_gumbel, one_hot, scale_logits
 from dspark_convert.runtime.vocabulary import DraftVocabulary
+
+try:
+    from dspark_convert.runtime.fast import sampling_kernels
+except ImportError:  # Triton comes with PyTorch for CUDA on Linux only
+    sampling_kernels = None  # type: ignore[assignment]
+
+COLDEST = 0.05
+"""Below this temperature logits that are scaled before their maximum is known lose digits."""
 
 
 def soften(logits: Tensor, temperature: float) -> Tensor:
@@ -68,3 +81,134 @@ def verify_narrow(
     q_next = q_next * (accepted < lengths_R)[:, None]
     weights = compute_residual(p_RQV[rows, accepted], q_next)
     return Verdict(accepted, draw_gumbel(weights.log(), generator))
+
+
+class FusedSampler:
+    """``run_chain`` with ``NarrowChoice``, then ``verify_narrow``, each logit read once by kernels.
+
+    What both need of q beside its logits, their softmax sums, stays inside.
+    """
+
+    def __init__(
+        self,
+        draft: DraftModel,
+        vocabulary: DraftVocabulary,
+        temperature: float,
+        generator: torch.Generator,
+        *,
+        rows: int,
+        num_tokens: int,
+    ) -> None:
+        self.draft, self.vocabulary = draft, vocabulary
+        self.temperature, self.generator = temperature, generator
+        self.first = draft.first_predicting_slot
+        self.table = vocabulary.draft_id_to_target_id
+        new: Any = draft.lm_head.weight.new_zeros
+        self.biased = new(rows, self.first + num_tokens, draft.config.draft_vocab_size)
+        tiles = sampling_kernels.count_tiles(draft.config.draft_vocab_size)
+        self.tops, self.totals = new(2, num_tokens, rows, tiles, dtype=torch.float32)
+        self.keys = new(num_tokens, rows, dtype=torch.int64)
+
+    @staticmethod
+    def serves(draft: DraftModel, temperature: float) -> bool:
+        """Whether the kernels are there, and exact enough for the dtype and the temperature."""
+        half = draft.dtype in (torch.bfloat16, torch.float16)
+        there = sampling_kernels is not None and draft.device.type == "cuda"
+        return there and half and temperature >= COLDEST
+
+    def draw(self, hidden_RBH: Tensor, anchor_ids_R: Tensor) -> Chain:
+        """See ``propose.run_chain``; the biased logits are overwritten by the next round."""
+        draft, first, num_tokens = self.draft, self.first, len(self.keys)
+        hidden = hidden_RBH[:, : first + num_tokens]
+        base = draft.compute_draft_logits(hidden)
+        self.seeds = torch.randint(
+            2**62, (2,), generator=self.generator, device=draft.device, dtype=torch.int64
+        )
+        self.keys.fill_(sampling_kernels.NO_KEY)
+        state = None
+        for slot in range(first + num_tokens):
+            latents, latent_ids, state = self._mix(slot, hidden, anchor_ids_R, state)
+            if slot >= first:
+                self._draw_token(slot - first, base, latents, latent_ids)
+        target_ids = self._drawn_ids(self.keys).T
+        anchors = anchor_ids_R[:, None]
+        previous_ids = torch.cat((anchors.expand(-1, first + 1), target_ids[:, :-1]), 1)
+        return Chain(
+            base_logits=base,
+            biased_logits=self.biased,
+            previous_ids=previous_ids,
+            target_ids=target_ids,
+            confidence_logits=compute_confidence(draft, hidden, previous_ids),
+        )
+
+    def verify(self, p_logits_RQV: Tensor, chain: Chain, lengths_R: Tensor) -> Verdict:
+        """See ``rejection.verify_sampled``; ``chain`` is the last one drawn."""
+        kernels, temperature = sampling_kernels, self.temperature
+        q_logits = self.biased[:, self.first :]
+        ids, draft_ids = chain.target_ids, kernels.columns_of(self.keys).T
+        q_sums = kernels.join_sums(self.tops, self.totals, temperature)
+        q_sums = q_sums[0].T.contiguous(), q_sums[1].T.contiguous()
+        p_sums = kernels.sum_exponentials(p_logits_RQV, temperature)
+        p_drafted = self._probability(p_logits_RQV[:, :-1], ids, p_sums)
+        q_drafted = self._probability(q_logits, draft_ids, q_sums)
+        uniforms = Uniforms.draw(len(ids), ids.shape[1], self.generator)
+        accepted = count_leading(uniforms.accept * q_drafted < p_drafted, lengths_R)
+        next_ids = kernels.draw_next(
+            p_logits_RQV,
+            p_sums,
+            q_logits,
+            q_sums,
+            None if self.table is None else self.vocabulary.draft_ids,
+            self.vocabulary.usable,
+            accepted,
+            lengths_R,
+            self.seeds,
+            temperature,
+        )
+        return Verdict(accepted, next_ids)
+
+    def _mix(
+        self, slot: int, hidden: Tensor, anchor_ids: Tensor, state: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """What ``sampling_kernels.draw`` takes as latents and their ids; and the next state."""
+        head = self.draft.markov_head
+        if head is None:
+            return None, None, None
+        if type(head) is MarkovHead:
+            return head.markov_w1.weight, anchor_ids, None
+        drawn = slot - self.first - 1
+        previous = anchor_ids if drawn < 0 else self._drawn_ids(self.keys[drawn])
+        latents, state = head.mix(head.embed(previous), hidden[:, slot], state)
+        return latents, None, state
+
+    def _draw_token(
+        self, token: int, base: Tensor, latents: Tensor | None, latent_ids: Tensor | None
+    ) -> None:
+        head, slot = self.draft.markov_head, self.first + token
+        sampling_kernels.draw(
+            base[:, slot],
+            latents,
+            latent_ids,
+            None if head is None else head.markov_w2.weight,
+            self.table,
+            self.vocabulary.usable,
+            self.biased[:, slot],
+            self.keys,
+            token,
+            self.tops[token],
+            self.totals[token],
+            self.seeds,
+            self.temperature,
+        )
+
+    def _drawn_ids(self, keys: Tensor) -> Tensor:
+        """Target ids, of the shape of ``keys``."""
+        return self.vocabulary.map_draft_to_target(sampling_kernels.columns_of(keys))
+
+    def _probability(
+        self, logits_RND: Tensor, ids_RN: Tensor, sums: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Of ids [R, N], float64, from logits [R, N, D] and their sums [R, N or more]."""
+        peaks, log_totals = (each[:, : ids_RN.shape[1]] for each in sums)
+        chosen = logits_RND.gather(2, ids_RN[..., None]).squeeze(2).float()
+        return ((chosen - peaks) / self.temperature - log_totals).exp().double()

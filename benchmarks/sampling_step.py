@@ -82,8 +82,8 @@ def measure(size: Size, width: int, rows: int, *, cold: bool, **tuning: Any) -> 
     copies = COPIES if cold else 1
     inputs = Inputs(size, width, rows, copies)
     out = torch.empty_like(inputs.logits[0])
-    tiles = sampling_kernels.count_tiles(width, *tuning.get("tuning", ())[:1])
-    tops, totals = torch.empty(2, rows, tiles, device="cuda")
+    programs = sampling_kernels.count_programs(width, **tuning)
+    tops, totals = torch.empty(2, rows, programs, device="cuda")
     keys = torch.full((2, rows), sampling_kernels.NO_KEY, device="cuda")
     seeds = torch.zeros(2, dtype=torch.int64, device="cuda")
 

@@ -31,6 +31,9 @@ from dspark_convert.runtime.replay_steps import Reductions, ReplaySteps
 
 PLAIN = ReplaySteps()
 
+ALIGNMENT = 128
+"""Columns of logits that a chunk has a multiple of: libraries have slow kernels for odd widths."""
+
 ReadFeatures = Callable[[slice], Tensor]
 """Target features [positions, F] of a range of positions, on any device."""
 
@@ -213,6 +216,8 @@ class _Scorer:
         )
         rows = hidden_MNH.shape[0] * hidden_MNH.shape[1]
         width = max(1, self.memory_budget // (rows * self.steps.logit_bytes(self.draft)))
+        if width > ALIGNMENT:
+            width -= width % ALIGNMENT
         for start in range(0, self.vocabulary.usable, width):
             columns = slice(start, min(start + width, self.vocabulary.usable))
             logits = self.steps.compute_logits(self.draft, hidden_MNH, latent_MNr, columns)

@@ -79,12 +79,13 @@ def chi_square(counts: Tensor, law: Tensor) -> float:
 @pytest.mark.parametrize("name", DRAFTS)
 def test_drafted_tokens_follow_q(name: str, draft_size: int) -> None:
     draft = build(name, draft_size)
-    sampler, drawn, forced = run(draft)
+    _, drawn, forced = run(draft)
     first = draft.first_predicting_slot
     assert torch.equal(drawn.previous_ids, forced.previous_ids)
     ours, theirs = (chain.biased_logits[:, first:].float() for chain in (drawn, forced))
     # The same roundings; a sum in another order may fall on the other side of one.
-    assert ((ours - theirs).abs() <= theirs.abs().clamp(min=1.0) * 2**-7).all()
+    near = (ours - theirs).abs() <= theirs.abs().clamp(min=1.0) * 2**-7
+    assert (near | (ours == theirs)).all()
     assert (ours == theirs).float().mean() > 0.99
     law = probabilities(draft, ours[:1, 0].to(draft.dtype))[0]
     counts = drawn.target_ids[:, 0].bincount(minlength=300)
@@ -95,7 +96,6 @@ def test_drafted_tokens_follow_q(name: str, draft_size: int) -> None:
     counts = drawn.target_ids[kept, 1].bincount(minlength=300)
     enough = law * counts.sum() > 5
     assert chi_square(counts[enough], law[enough] / law[enough].sum()) < 1.7
-    del sampler
 
 
 def test_a_large_vocabulary_is_drawn_from_by_its_law() -> None:

@@ -105,8 +105,8 @@ class FusedSampler:
         self.table = vocabulary.draft_id_to_target_id
         new: Any = draft.lm_head.weight.new_zeros
         self.biased = new(rows, self.first + num_tokens, draft.config.draft_vocab_size)
-        tiles = sampling_kernels.count_tiles(draft.config.draft_vocab_size)
-        self.tops, self.totals = new(2, num_tokens, rows, tiles, dtype=torch.float32)
+        programs = sampling_kernels.count_programs(draft.config.draft_vocab_size)
+        self.tops, self.totals = new(2, num_tokens, rows, programs, dtype=torch.float32)
         self.keys = new(num_tokens, rows, dtype=torch.int64)
 
     @staticmethod

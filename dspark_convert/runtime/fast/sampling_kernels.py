@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Columns of a program, by fours, and warps: measured on an H200.
-DRAW = (64, 4)
+# Columns of a tile, warps, and for DRAW programs, which take one tile after another: measured on an
+# H200.
+DRAW = (64, 2, 264)
 NEXT = (1024, 4)
 SUM = (4096, 8)
 ROWS = 16  # of a tile: tensor cores multiply 16 or more
@@ -50,86 +51,85 @@ def _column_of(key):
 
 
 @triton.jit
-def _draw_part(latent, base, weight, out, row, rows, column, width, usable, row_stride, rank,
-               temperature, bits, RANK: tl.constexpr):  # fmt: skip
-    """Bias some columns, and their best key, largest logit and softmax sum by row."""
-    inside = column < width
-    both = (row < rows)[:, None] & inside[None, :]
-    x = tl.load(base + row[:, None] * row_stride + column[None, :], mask=both, other=0.0)
-    if RANK:
-        k = tl.arange(0, RANK)
-        at = weight + column[:, None].to(tl.int64) * rank + k[None, :]
-        w = tl.load(at, mask=inside[:, None] & (k < rank)[None, :], other=0.0)
-        # Rounded where the modules round.
-        bias = tl.dot(latent, w.T).to(x.dtype)
-        x = (x.to(tl.float32) + bias.to(tl.float32)).to(x.dtype)
-    x = tl.where((column < usable)[None, :], x, float("-inf"))
-    tl.store(out + row[:, None] * row_stride + column[None, :], x, mask=both)
-    x = tl.where(inside[None, :], x.to(tl.float32), float("-inf"))
-    key = _pack(x / temperature - tl.log(_exponential(bits)), column[None, :])
-    top = tl.max(x, 1)
-    shift = tl.where(top == float("-inf"), 0.0, top)
-    return tl.max(key, 1), top, tl.sum(tl.exp((x - shift[:, None]) / temperature), 1)
+def _random_bits(seed, tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """32 random bits [ROWS, COLUMNS], others for every tile: the generator gives four at once."""
+    part: tl.constexpr = COLUMNS // 4
+    at = tl.arange(0, ROWS)[:, None] * part + tl.arange(0, part)[None, :]
+    a, b, c, d = tl.randint4x(seed, tile * (ROWS * part) + at)
+    return tl.join(tl.join(a, b), tl.join(c, d)).reshape(ROWS, COLUMNS)
 
 
 @triton.jit
-def _join(key, top, total, other_key, other_top, other_total, temperature):
-    new_top = tl.maximum(top, other_top)
-    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-    joined = total * tl.exp((top - shift) / temperature)
-    joined += other_total * tl.exp((other_top - shift) / temperature)
-    return tl.maximum(key, other_key), new_top, joined
+def _latents(latents, latent_ids, before, table, row, rows, rank, FIRST: tl.constexpr,
+             LOOK_UP: tl.constexpr, TABLE: tl.constexpr, RANK: tl.constexpr):  # fmt: skip
+    """What the Markov weights are applied to, [rows, RANK]."""
+    real, which = row < rows, row.to(tl.int64)
+    if LOOK_UP:
+        if FIRST:
+            which = tl.load(latent_ids + row, mask=real, other=0)
+        else:
+            which = _column_of(tl.load(before + row, mask=real, other=0xFFFFFFFF))
+            if TABLE:
+                which += tl.load(table + which, mask=real, other=0)
+    k = tl.arange(0, RANK)
+    at = latents + which[:, None] * rank + k[None, :]
+    return tl.load(at, mask=real[:, None] & (k < rank)[None, :], other=0.0)
 
 
 @triton.jit
 def _draw_kernel(base, latents, latent_ids, weight, table, out, keys, before, tops, totals, seeds,
-                 rows, width, usable, row_stride, rank, token, temperature,
+                 rows, width, usable, row_stride, rank, token, per_temperature,
                  FIRST: tl.constexpr, LOOK_UP: tl.constexpr, TABLE: tl.constexpr,
-                 RANK: tl.constexpr, BR: tl.constexpr, PART: tl.constexpr):  # fmt: skip
+                 RANK: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     """One drafted token: its biased logits, their softmax sums, and what is drawn from them."""
-    tile, tiles = tl.program_id(0), tl.num_programs(0)
+    program, programs, tiles = tl.program_id(0), tl.num_programs(0), tl.cdiv(width, BC)
     row = tl.program_id(1) * BR + tl.arange(0, BR)
-    real = row < rows
-    latent = tl.zeros((BR, 16), base.dtype.element_ty)
+    real, k = (row < rows)[:, None], tl.arange(0, RANK if RANK else 1)
+    seed = tl.load(seeds)
+    # A tile is read while the one before it is worked on; the first, while the token is looked up.
+    column = program * BC + tl.arange(0, BC)
+    at = row[:, None] * row_stride + column[None, :]
+    x = tl.load(base + at, mask=real & (column < width)[None, :], other=0.0)
     if RANK:
-        which = row.to(tl.int64)
-        if LOOK_UP:
-            if FIRST:
-                which = tl.load(latent_ids + row, mask=real, other=0)
-            else:
-                which = _column_of(tl.load(before + row, mask=real, other=0xFFFFFFFF))
-                if TABLE:
-                    which += tl.load(table + which, mask=real, other=0)
-        k = tl.arange(0, RANK)
-        at = latents + which[:, None] * rank + k[None, :]
-        latent = tl.load(at, mask=real[:, None] & (k < rank)[None, :], other=0.0)
-    part = tl.arange(0, PART)
-    first = tile * 4 * PART + part
-    # Four numbers for each offset, and no offset twice in a round.
-    offset = ((token * rows + row) * tiles + tile)[:, None] * PART + part[None, :]
-    b0, b1, b2, b3 = tl.randint4x(tl.load(seeds), offset)
-    key, top, total = _draw_part(
-        latent, base, weight, out, row, rows, first, width, usable, row_stride, rank,
-        temperature, b0, RANK,
-    )  # fmt: skip
-    other, other_top, other_total = _draw_part(
-        latent, base, weight, out, row, rows, first + PART, width, usable, row_stride, rank,
-        temperature, b1, RANK,
-    )  # fmt: skip
-    key, top, total = _join(key, top, total, other, other_top, other_total, temperature)
-    other, other_top, other_total = _draw_part(
-        latent, base, weight, out, row, rows, first + 2 * PART, width, usable, row_stride, rank,
-        temperature, b2, RANK,
-    )  # fmt: skip
-    key, top, total = _join(key, top, total, other, other_top, other_total, temperature)
-    other, other_top, other_total = _draw_part(
-        latent, base, weight, out, row, rows, first + 3 * PART, width, usable, row_stride, rank,
-        temperature, b3, RANK,
-    )  # fmt: skip
-    key, top, total = _join(key, top, total, other, other_top, other_total, temperature)
-    tl.atomic_max(keys + row, key, mask=real, sem="relaxed")
-    tl.store(tops + row * tiles + tile, top, mask=real)
-    tl.store(totals + row * tiles + tile, total, mask=real)
+        weight_at = weight + column[:, None].to(tl.int64) * rank + k[None, :]
+        w = tl.load(weight_at, mask=(column < width)[:, None] & (k < rank)[None, :], other=0.0)
+        latent = _latents(
+            latents, latent_ids, before, table, row, rows, rank, FIRST, LOOK_UP, TABLE, RANK
+        )
+    best = tl.full((BR, BC), -9223372036854775808, tl.int64)
+    top = tl.full((BR, BC), float("-inf"), tl.float32)
+    total = tl.zeros((BR, BC), tl.float32)
+    for tile in range(program, tiles, programs):
+        column = tile * BC + tl.arange(0, BC)
+        at = row[:, None] * row_stride + column[None, :]
+        following = column + programs * BC
+        wide = x.to(tl.float32)
+        if RANK:
+            # Rounded where the modules round.
+            bias = tl.dot(latent, w.T).to(base.dtype.element_ty).to(tl.float32)
+            wide = (wide + bias).to(base.dtype.element_ty).to(tl.float32)
+            inside = (following < width)[:, None] & (k < rank)[None, :]
+            weight_at = weight + following[:, None].to(tl.int64) * rank + k[None, :]
+            w = tl.load(weight_at, mask=inside, other=0.0)
+        next_at = row[:, None] * row_stride + following[None, :]
+        x = tl.load(base + next_at, mask=real & (following < width)[None, :], other=0.0)
+        wide = tl.where((column < usable)[None, :], wide, float("-inf"))
+        tl.store(out + at, wide.to(base.dtype.element_ty), mask=real & (column < width)[None, :])
+        bits = _random_bits(seed, (token * tl.num_programs(1) + tl.program_id(1)) * tiles + tile,
+                            BR, BC)  # fmt: skip
+        value = wide * per_temperature - tl.log(_exponential(bits))
+        best = tl.maximum(best, _pack(value, column[None, :]))
+        new_top = tl.maximum(top, wide)
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        total *= tl.exp((top - shift) * per_temperature)
+        total += tl.exp((wide - shift) * per_temperature)
+        top = new_top
+    row_top = tl.max(top, 1)
+    shift = tl.where(row_top == float("-inf"), 0.0, row_top)
+    total *= tl.exp((top - shift[:, None]) * per_temperature)
+    tl.atomic_max(keys + row, tl.max(best, 1), mask=row < rows, sem="relaxed")
+    tl.store(tops + row * programs + program, row_top, mask=row < rows)
+    tl.store(totals + row * programs + program, tl.sum(total, 1), mask=row < rows)
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def draw(
     base: Tensor, latents: Tensor | None, latent_ids: Tensor | None, weight: Tensor | None,
     table: Tensor | None, usable: int, out: Tensor, keys: Tensor, token: int,
     tops: Tensor, totals: Tensor, seeds: Tensor, temperature: float,
-    tuning: tuple[int, int] = DRAW,
+    tuning: tuple[int, int, int] = DRAW,
 ) -> None:  # fmt: skip
     """Draw the drafted token number ``token`` of every row.
 
@@ -198,30 +198,31 @@ def draw(
         usable: draft ids from here on stand for nothing.
         out: biased logits, as ``base``.
         keys: int64 [N, R], ``NO_KEY`` before the first draw.
-        tops: fp32 [R, tiles] (see ``count_tiles``): the largest logit of some columns.
+        tops: fp32 [R, ``count_programs``]: the largest logit of some columns.
         totals: as ``tops``, the sum of exponentials relative to it, of logits / temperature.
         seeds: int64 [1 or more].
         temperature: of the draw.
-        tuning: columns of a program and its warps.
+        tuning: see ``DRAW``.
     """
     rows, width = base.shape
     assert base.stride(1) == 1
     assert base.stride() == out.stride()
     rank = 0 if latents is None else latents.shape[-1]
-    columns, warps = tuning
-    _draw_kernel[(count_tiles(width, columns), triton.cdiv(rows, ROWS))](
+    columns, warps, _ = tuning
+    _draw_kernel[(tops.shape[1], triton.cdiv(rows, ROWS))](
         base, _or(latents, base), _or(latent_ids, keys), _or(weight, base), _or(table, keys), out,
         keys[token], keys[max(token - 1, 0)], tops, totals, seeds, rows, width, usable,
-        base.stride(0), rank, token, temperature,
+        base.stride(0), rank, token, 1 / temperature,
         FIRST=token == 0, LOOK_UP=latent_ids is not None, TABLE=table is not None,
-        RANK=max(16, triton.next_power_of_2(rank)) if rank else 0, BR=ROWS, PART=columns // 4,
+        RANK=max(16, triton.next_power_of_2(rank)) if rank else 0, BR=ROWS, BC=columns,
         num_warps=warps,
     )  # fmt: skip
 
 
-def count_tiles(width: int, columns: int = DRAW[0]) -> int:
+def count_programs(width: int, tuning: tuple[int, int, int] = DRAW) -> int:
     """Programs that share the columns of a row in ``draw``."""
-    return int(triton.cdiv(width, columns))
+    columns, _, most = tuning
+    return min(int(triton.cdiv(width, columns)), most)
 
 
 def columns_of(keys: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 # Columns of a tile, warps, and for DRAW programs, which take one tile after another: measured on an
 # H200.
-DRAW = (64, 2, 264)
+DRAW = (64, 4, 264, 3)
 NEXT = (1024, 4)
 SUM = (4096, 8)
 ROWS = 16  # of a tile: tensor cores multiply 16 or more
@@ -51,12 +51,12 @@ def _column_of(key):
 
 
 @triton.jit
-def _random_bits(seed, tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """32 random bits [ROWS, COLUMNS], others for every tile: the generator gives four at once."""
+def _random_bits(seed, tile, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """32 random bits [COLUMNS, ROWS], others for every tile: the generator gives four at once."""
     part: tl.constexpr = COLUMNS // 4
-    at = tl.arange(0, ROWS)[:, None] * part + tl.arange(0, part)[None, :]
-    a, b, c, d = tl.randint4x(seed, tile * (ROWS * part) + at)
-    return tl.join(tl.join(a, b), tl.join(c, d)).reshape(ROWS, COLUMNS)
+    at = tl.arange(0, part)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    a, b, c, d = tl.randint4x(seed, tile * (part * ROWS) + at)
+    return tl.join(tl.join(a, b), tl.join(c, d)).reshape(COLUMNS, ROWS)
 
 
 @triton.jit
@@ -77,59 +77,67 @@ def _latents(latents, latent_ids, before, table, row, rows, rank, FIRST: tl.cons
 
 
 @triton.jit
+def _fetch(x, first, last, COUNT: tl.constexpr):
+    """Ask for the cache lines of elements from ``first`` to ``last``, and wait for nothing."""
+    at = first + tl.arange(0, COUNT) * 64
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [x + tl.minimum(at, last)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def _draw_kernel(base, latents, latent_ids, weight, table, out, keys, before, tops, totals, seeds,
                  rows, width, usable, row_stride, rank, token, per_temperature,
                  FIRST: tl.constexpr, LOOK_UP: tl.constexpr, TABLE: tl.constexpr,
-                 RANK: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+                 RANK: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+                 STAGES: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
     """One drafted token: its biased logits, their softmax sums, and what is drawn from them."""
     program, programs, tiles = tl.program_id(0), tl.num_programs(0), tl.cdiv(width, BC)
     row = tl.program_id(1) * BR + tl.arange(0, BR)
-    real, k = (row < rows)[:, None], tl.arange(0, RANK if RANK else 1)
-    seed = tl.load(seeds)
-    # A tile is read while the one before it is worked on; the first, while the token is looked up.
-    column = program * BC + tl.arange(0, BC)
-    at = row[:, None] * row_stride + column[None, :]
-    x = tl.load(base + at, mask=real & (column < width)[None, :], other=0.0)
+    real, k = (row < rows)[None, :], tl.arange(0, RANK if RANK else 1)
+    dtype = base.dtype.element_ty
+    latent = tl.zeros((16, BR), dtype)
     if RANK:
-        weight_at = weight + column[:, None].to(tl.int64) * rank + k[None, :]
-        w = tl.load(weight_at, mask=(column < width)[:, None] & (k < rank)[None, :], other=0.0)
+        # The weights come from memory while the token before is looked up.
+        for ahead in tl.static_range(AHEAD):
+            first = (program + ahead * programs) * BC
+            _fetch(weight, first.to(tl.int64) * rank, width.to(tl.int64) * rank - 1,
+                   BC * RANK // 64)  # fmt: skip
         latent = _latents(
             latents, latent_ids, before, table, row, rows, rank, FIRST, LOOK_UP, TABLE, RANK
-        )
-    best = tl.full((BR, BC), -9223372036854775808, tl.int64)
-    top = tl.full((BR, BC), float("-inf"), tl.float32)
-    total = tl.zeros((BR, BC), tl.float32)
-    for tile in range(program, tiles, programs):
+        ).T
+    seed = tl.load(seeds)
+    best = tl.full((BC, BR), -9223372036854775808, tl.int64)
+    top = tl.full((BC, BR), float("-inf"), tl.float32)
+    total = tl.zeros((BC, BR), tl.float32)
+    for tile in tl.range(program, tiles, programs, num_stages=STAGES):
         column = tile * BC + tl.arange(0, BC)
-        at = row[:, None] * row_stride + column[None, :]
-        following = column + programs * BC
-        wide = x.to(tl.float32)
+        both = real & (column < width)[:, None]
+        at = row[None, :] * row_stride + column[:, None]
+        x = tl.load(base + at, mask=both, other=0.0).to(tl.float32)
         if RANK:
+            weight_at = weight + column[:, None].to(tl.int64) * rank + k[None, :]
+            inside = (column < width)[:, None] & (k < rank)[None, :]
             # Rounded where the modules round.
-            bias = tl.dot(latent, w.T).to(base.dtype.element_ty).to(tl.float32)
-            wide = (wide + bias).to(base.dtype.element_ty).to(tl.float32)
-            inside = (following < width)[:, None] & (k < rank)[None, :]
-            weight_at = weight + following[:, None].to(tl.int64) * rank + k[None, :]
-            w = tl.load(weight_at, mask=inside, other=0.0)
-        next_at = row[:, None] * row_stride + following[None, :]
-        x = tl.load(base + next_at, mask=real & (following < width)[None, :], other=0.0)
-        wide = tl.where((column < usable)[None, :], wide, float("-inf"))
-        tl.store(out + at, wide.to(base.dtype.element_ty), mask=real & (column < width)[None, :])
-        bits = _random_bits(seed, (token * tl.num_programs(1) + tl.program_id(1)) * tiles + tile,
-                            BR, BC)  # fmt: skip
-        value = wide * per_temperature - tl.log(_exponential(bits))
-        best = tl.maximum(best, _pack(value, column[None, :]))
-        new_top = tl.maximum(top, wide)
+            bias = tl.dot(tl.load(weight_at, mask=inside, other=0.0), latent).to(dtype)
+            x = (x + bias.to(tl.float32)).to(dtype).to(tl.float32)
+        x = tl.where((column < usable)[:, None], x, float("-inf"))
+        tl.store(out + at, x.to(dtype), mask=both)
+        nth = (token * tl.num_programs(1) + tl.program_id(1)) * tiles + tile
+        noise = tl.log(_exponential(_random_bits(seed, nth, BC, BR)))
+        best = tl.maximum(best, _pack(x * per_temperature - noise, column[:, None]))
+        new_top = tl.maximum(top, x)
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         total *= tl.exp((top - shift) * per_temperature)
-        total += tl.exp((wide - shift) * per_temperature)
+        total += tl.exp((x - shift) * per_temperature)
         top = new_top
-    row_top = tl.max(top, 1)
+    row_top = tl.max(top, 0)
     shift = tl.where(row_top == float("-inf"), 0.0, row_top)
-    total *= tl.exp((top - shift[:, None]) * per_temperature)
-    tl.atomic_max(keys + row, tl.max(best, 1), mask=row < rows, sem="relaxed")
+    total *= tl.exp((top - shift[None, :]) * per_temperature)
+    tl.atomic_max(keys + row, tl.max(best, 0), mask=row < rows, sem="relaxed")
     tl.store(tops + row * programs + program, row_top, mask=row < rows)
-    tl.store(totals + row * programs + program, tl.sum(total, 1), mask=row < rows)
+    tl.store(totals + row * programs + program, tl.sum(total, 0), mask=row < rows)
 
 
 @triton.jit
@@ -185,7 +193,7 @@ def draw(
     base: Tensor, latents: Tensor | None, latent_ids: Tensor | None, weight: Tensor | None,
     table: Tensor | None, usable: int, out: Tensor, keys: Tensor, token: int,
     tops: Tensor, totals: Tensor, seeds: Tensor, temperature: float,
-    tuning: tuple[int, int, int] = DRAW,
+    tuning: tuple[int, int, int, int] = DRAW,
 ) -> None:  # fmt: skip
     """Draw the drafted token number ``token`` of every row.
 
@@ -208,20 +216,21 @@ def draw(
     assert base.stride(1) == 1
     assert base.stride() == out.stride()
     rank = 0 if latents is None else latents.shape[-1]
-    columns, warps, _ = tuning
+    columns, warps, programs, stages = tuning
+    ahead = 0 if stages == 1 else triton.cdiv(width, columns * programs)
     _draw_kernel[(tops.shape[1], triton.cdiv(rows, ROWS))](
         base, _or(latents, base), _or(latent_ids, keys), _or(weight, base), _or(table, keys), out,
         keys[token], keys[max(token - 1, 0)], tops, totals, seeds, rows, width, usable,
         base.stride(0), rank, token, 1 / temperature,
         FIRST=token == 0, LOOK_UP=latent_ids is not None, TABLE=table is not None,
         RANK=max(16, triton.next_power_of_2(rank)) if rank else 0, BR=ROWS, BC=columns,
-        num_warps=warps,
+        STAGES=stages, AHEAD=min(ahead, 2), num_warps=warps,
     )  # fmt: skip
 
 
-def count_programs(width: int, tuning: tuple[int, int, int] = DRAW) -> int:
+def count_programs(width: int, tuning: tuple[int, int, int, int] = DRAW) -> int:
     """Programs that share the columns of a row in ``draw``."""
-    columns, _, most = tuning
+    columns, _, most, _ = tuning
     return min(int(triton.cdiv(width, columns)), most)
 
 

@@ -231,6 +231,24 @@ def test_sampled_output_follows_the_target() -> None:
     assert chi_square(counts.double(), grouped.double()) < 3
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_token_that_the_target_lacks_is_never_drafted(temperature: float) -> None:
+    """The draft's embedding and head are padded beyond the target's."""
+    target, _ = bigram_pair()
+    wider = make_config(
+        vocab_size=96,
+        draft_vocab_size=96,
+        mask_token_id=95,
+        target_hidden_size=32,
+        target_layer_ids=(-1, 0, 2),
+    )
+    options = DecodeOptions(max_new_tokens=40, temperature=temperature)
+    generator = torch.Generator().manual_seed(0)
+    results = decode_fast(target, make_draft(wider), PROMPTS, options, generator=generator)
+    drafted = {i for r in results for round_ in r.rounds for i in round_.proposed_ids}
+    assert 32 < max(drafted) < 64
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_sampled_runs_repeat_with_their_seed(device: str) -> None:
     target, draft = bigram_pair()
@@ -256,6 +274,21 @@ def test_other_targets_are_refused_with_the_reason() -> None:
     with pytest.raises(DialectError) as refused:
         decode_fast(target, draft, [[1]], DecodeOptions(max_new_tokens=4))
     assert refused.value.findings[0].code == "target-not-fast"
+
+
+def test_targets_whose_weights_are_not_all_are_refused() -> None:
+    class Scaled(torch.nn.Linear):
+        """As quantisers and adapters replace a projection."""
+
+    target, draft = bigram_pair()
+    attention = target.model.model.layers[1].self_attn
+    plain = attention.v_proj
+    attention.v_proj = Scaled(plain.in_features, plain.out_features, bias=False)
+    assert why_unsupported(target, draft) == "the target is quantised or carries adapters"
+    attention.v_proj = plain
+    assert why_unsupported(target, draft) is None
+    target.model.is_quantized = True
+    assert why_unsupported(target, draft) is not None
 
 
 def test_options_are_refused_as_by_the_plain_path() -> None:

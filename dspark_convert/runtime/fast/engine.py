@@ -147,7 +147,12 @@ class Engine:
         positions = self.positions[:, None] + self.offsets
         hidden = self.draft.run_block(self.anchors, self.positions)
         chain = run_chain(
-            self.draft_model, hidden, self.anchors, self.choose, num_tokens=self.num_tokens
+            self.draft_model,
+            hidden,
+            self.anchors,
+            self.choose,
+            num_tokens=self.num_tokens,
+            vocabulary=self.vocabulary,
         )
         confidence = self._confidence(chain)
         lengths = self._lengths(confidence)

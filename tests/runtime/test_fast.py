@@ -14,12 +14,11 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import decode_fast as decode_fast_benchmark
-from dspark_convert.errors import DialectError, UsageError
 from dspark_convert.runtime.attention import compute_visibility
 from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.decode import decode
 from dspark_convert.runtime.draft import DraftModel
-from dspark_convert.runtime.fast import decode_fast, layers, why_unsupported
+from dspark_convert.runtime.fast import decode_fast, layers
 from dspark_convert.runtime.fast.engine import Engine
 from dspark_convert.runtime.fast.layers import LayerCache, see_block, see_causally
 from dspark_convert.runtime.fast.sampling import NarrowChoice, verify_narrow
@@ -32,7 +31,6 @@ from dspark_convert.schemas.draft import LayerType
 from .helpers import (
     VARIANTS,
     bigram_pair,
-    chain_pair,
     golden_draft,
     golden_target,
     make_config,
@@ -265,42 +263,6 @@ def test_sampled_runs_repeat_with_their_seed(device: str) -> None:
     assert run(1) != run(2)
 
 
-# Refusals
-
-
-def test_other_targets_are_refused_with_the_reason() -> None:
-    target, draft = chain_pair(6)
-    assert why_unsupported(target, draft) is not None
-    with pytest.raises(DialectError) as refused:
-        decode_fast(target, draft, [[1]], DecodeOptions(max_new_tokens=4))
-    assert refused.value.findings[0].code == "target-not-fast"
-
-
-def test_targets_whose_weights_are_not_all_are_refused() -> None:
-    class Scaled(torch.nn.Linear):
-        """As quantisers and adapters replace a projection."""
-
-    target, draft = bigram_pair()
-    attention = target.model.model.layers[1].self_attn
-    plain = attention.v_proj
-    attention.v_proj = Scaled(plain.in_features, plain.out_features, bias=False)
-    assert why_unsupported(target, draft) == "the target is quantised or carries adapters"
-    attention.v_proj = plain
-    assert why_unsupported(target, draft) is None
-    target.model.is_quantized = True
-    assert why_unsupported(target, draft) is not None
-
-
-def test_options_are_refused_as_by_the_plain_path() -> None:
-    target, draft = bigram_pair()
-    assert why_unsupported(target, draft) is None
-    with pytest.raises(UsageError, match="generator"):
-        decode_fast(target, draft, [[1]], DecodeOptions(max_new_tokens=4, temperature=1.0))
-    options = DecodeOptions(max_new_tokens=4, num_speculative_tokens=9)
-    with pytest.raises(UsageError, match="fewer tokens"):
-        decode_fast(target, draft, [[1]], options)
-
-
 # The benchmark
 
 
@@ -315,6 +277,16 @@ def test_rounds_are_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 
 # On a GPU
+
+
+@on_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no second CUDA device")
+def test_a_gpu_that_is_not_the_current_one_decodes_too() -> None:
+    target, draft = bigram_pair()
+    target.model.to("cuda:1")
+    draft.to("cuda:1")
+    plain = rounds_of(decode(target, draft, PROMPTS, OPTIONS[0]))
+    assert rounds_of(decode_fast(target, draft, PROMPTS, OPTIONS[0])) == plain
 
 
 def kernel_pair() -> tuple[CausalTarget, DraftModel]:

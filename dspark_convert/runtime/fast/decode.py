@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -49,7 +50,7 @@ def decode_fast(
     what a round consists of, which takes some seconds, and every call captures a round.
 
     ``observer`` sees what ``decode`` would show, each prefill by itself; p and q are computed for
-    it from the logits. ``on_finished`` hears of every prompt that is done.
+    it from the logits. ``on_finished`` hears, whenever a prompt is done, how many are.
 
     Raises:
         DialectError: ``target-not-fast``, for a pair that only the plain path can decode.
@@ -68,17 +69,20 @@ def decode_fast(
                 hint="decode it by the plain path: --engine plain, in Python runtime.decode",
             )
         )
-    engine = Engine(
-        target,
-        draft,
-        options,
-        rows=min(len(prompts), rows or len(prompts)),
-        longest=max(map(len, prompts)),
-        generator=generator,
-        observed=observer is not None,
-    )
-    schedule = _Schedule(engine, prompts, observer, on_finished)
-    schedule.run()
+    # Streams, graphs and our kernels belong to the current device, which may be another GPU.
+    device_of: Any = torch.cuda.device_of  # torch leaves it untyped
+    with device_of(draft.fc.weight):
+        engine = Engine(
+            target,
+            draft,
+            options,
+            rows=min(len(prompts), rows or len(prompts)),
+            longest=max(map(len, prompts)),
+            generator=generator,
+            observed=observer is not None,
+        )
+        schedule = _Schedule(engine, prompts, observer, on_finished)
+        schedule.run()
     return tuple(row.result(options) for row in schedule.rows)
 
 

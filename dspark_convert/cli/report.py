@@ -10,6 +10,7 @@ from rich.text import Text
 
 from dspark_convert.cli.console import literal, visible
 from dspark_convert.cli.render import facts_grid, plain_table
+from dspark_convert.reports.content import describe_engine
 from dspark_convert.reports.text import bounds, count, number
 from dspark_convert.schemas.gate_outcome import RuleResult
 from dspark_convert.schemas.report import (
@@ -49,6 +50,8 @@ def report_view(report: VerifyReport) -> RenderableType:
             f"{settings.seed}, {settings.device}",
         ),
     ]
+    if settings.engine is not None:
+        facts.append(("decoder", describe_engine(settings)))
     views: list[RenderableType] = [facts_grid(facts), _checks(report)]
     for result in report.checks:
         if isinstance(result.numbers, AcceptanceNumbers) and result.numbers.rounds:

@@ -49,6 +49,7 @@ class RawOptions:
     worst: int
     seed: int
     batch_size: int
+    engine: Literal["auto", "plain", "fast"]
     device: str
     dtype: str
     trust_remote_code: bool
@@ -139,6 +140,7 @@ def _options(raw: RawOptions, sink: Sink) -> VerifyOptions:
         worst=raw.worst,
         seed=raw.seed,
         batch_size=raw.batch_size,
+        engine=raw.engine,
         device=raw.device,
         dtype=raw.dtype,
         trust_remote_code=raw.trust_remote_code,

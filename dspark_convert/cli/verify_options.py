@@ -16,6 +16,14 @@ class DraftSamplingOption(str, enum.Enum):
     greedy = "greedy"
 
 
+class EngineOption(str, enum.Enum):
+    """``--engine`` as users write it."""
+
+    auto = "auto"
+    plain = "plain"
+    fast = "fast"
+
+
 class TextOriginOption(str, enum.Enum):
     """``--text-origin`` as users write it."""
 
@@ -70,6 +78,10 @@ NumSpeculativeTokens = Annotated[
     int | None, typer.Option(help="At most what a block proposes, the default.")
 ]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
+Engine = Annotated[
+    EngineOption,
+    typer.Option(help="Decoder; auto is fast on a GPU for Llama and Qwen targets, else plain."),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")]
 TrustRemoteCode = Annotated[

@@ -114,14 +114,18 @@ def run_chain(
     choose: ChooseToken,
     *,
     num_tokens: int | None = None,
+    vocabulary: DraftVocabulary | None = None,
 ) -> Chain:
     """Choose ``num_tokens`` (all N when None), each conditioned on the one before.
+
+    What ``vocabulary`` (the draft's own when None) cannot propose is masked.
 
     The first drafted token is conditioned on the anchor in both layouts. Slot 0 of the 1+N layout
     chooses nothing but takes its step of the rnn state, as in training (golden README, "Layouts").
     """
     first = draft.first_predicting_slot
     slots = first + (draft.config.num_speculative_tokens if num_tokens is None else num_tokens)
+    vocabulary = draft.vocabulary if vocabulary is None else vocabulary
     base = draft.compute_draft_logits(hidden_RBH[:, :slots])
     previous, state = anchor_token_ids_R, None
     conditioning, biased, chosen = [], [], []
@@ -131,7 +135,7 @@ def run_chain(
             embedding = draft.markov_head.embed(previous)
             bias, state = draft.markov_head(embedding, hidden_RBH[:, slot], state)
             logits = logits + bias
-        logits = draft.vocabulary.mask_padding(logits)
+        logits = vocabulary.mask_padding(logits)
         conditioning.append(previous)
         biased.append(logits)
         if slot >= first:

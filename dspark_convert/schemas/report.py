@@ -263,6 +263,12 @@ class VerifySettings(OwnDocument):
     seed: int
     batch_size: PositiveInt
     device: str
+    engine: Literal["plain", "fast"] | None = Field(
+        default=None, description="what decoded; null: nothing was decoded, or an older report"
+    )
+    engine_reason: str | None = Field(
+        default=None, description="why it was the plain one, where the choice was left open"
+    )
     dtype: str
     min_accepted_length: float | None
     min_acceptance: tuple[float, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from dspark_convert.schemas.report import (
     CheckId,
@@ -24,6 +25,8 @@ class ReportBuilder:
     target: VerifiedTarget | None = None
     stop_token_ids: tuple[int, ...] | None = None
     num_prompts: int = 0
+    engine: Literal["plain", "fast"] | None = None
+    engine_reason: str | None = None
     example: ExampleText | None = None
     worst: tuple[MarkedText, ...] = ()
 

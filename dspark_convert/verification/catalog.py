@@ -53,7 +53,7 @@ CATALOG: Mapping[CheckId, Explanation] = {
         "largest logits lie within a few ULP of its dtype, batching alone can tip the choice: "
         "that is reported as a tie.",
         what_to_do="A failure is a fault of the decoder or the target's cache, never of the "
-        "draft's weights: report it.",
+        "draft's weights: report it. `--engine plain` tells whether it is the fast decoder's.",
     ),
     "lossless-sampling": Explanation(
         title="Does sampled speculative output follow the target's distribution?",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -14,6 +15,8 @@ from dspark_convert.verification.acceptance import AcceptanceSettings
 
 Progress = Callable[[str, int, int], None]
 """Hears what is being done, how many prompts are done, and of how many."""
+
+EngineOption = Literal["auto", "plain", "fast"]
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -26,7 +29,8 @@ class VerifyOptions:
     ``dtype`` "auto" takes that of each checkpoint. With a ``trace`` no target is loaded;
     ``target_weights`` is the folder from which the draft's borrowed tensors are read, and limit,
     stop tokens and sampling are the trace's: ``stated`` names those that the user gave, which must
-    be the same. ``worst`` is how many of the worst texts are shown.
+    be the same. ``worst`` is how many of the worst texts are shown. ``engine`` "auto" decodes by
+    ``runtime.fast`` on a GPU where it can decode the pair, else by ``runtime.decode``.
     """
 
     draft: Path
@@ -43,6 +47,7 @@ class VerifyOptions:
     worst: int = 0
     seed: int = 0
     batch_size: int = 8
+    engine: EngineOption = "auto"
     device: str = "auto"
     dtype: str = "auto"
     trust_remote_code: bool = False

@@ -123,18 +123,17 @@ class ReplayRun:
         self,
         draft: DraftModel,
         trace: Trace,
-        decode: DecodeOptions,
+        options: ReplayOptions,
         *,
         on_progress: Progress = lambda *news: None,
     ) -> None:
-        self.num_tokens = count_tokens(draft, decode)
-        self.decode = decode
-        options = ReplayOptions(decode=decode, target_vocab_size=trace.header.target.vocab_size)
+        self.decode = options.decode
+        self.num_tokens = count_tokens(draft, self.decode)
         self.texts: list[_Text] = []
         self.marks: list[Marks] = []
         for sequence in trace:
             replay = replay_sequence(draft, sequence, options)
-            self.texts.append(_sum_up(replay, decode))
+            self.texts.append(_sum_up(replay, self.decode))
             generated = sequence.token_ids[sequence.first_generated :].tolist()
             self.marks.append(mark_replayed(replay.id, generated, replay.expectation))
             on_progress("replaying", len(self.texts), len(trace))
@@ -204,7 +203,7 @@ class _Text:
 
 
 def check_agreement(
-    draft: DraftModel, trace: Trace, decode: DecodeOptions, *, seed: int, on_progress: Progress
+    draft: DraftModel, trace: Trace, options: ReplayOptions, *, seed: int, on_progress: Progress
 ) -> CheckResult:
     """What may be said of texts that the target did not write, in place of ``acceptance``."""
     if not trace.header.has_argmax:
@@ -214,7 +213,6 @@ def check_agreement(
             reason="the target did not write the texts, and the trace does not hold its choices",
             numbers=None,
         )
-    options = ReplayOptions(decode=decode, target_vocab_size=trace.header.target.vocab_size)
     counts: list[tuple[Floats, Floats]] = []
     for sequence in trace:
         counts.append(measure_agreement(draft, sequence, options))

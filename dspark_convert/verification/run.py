@@ -15,11 +15,6 @@ from dspark_convert.conversion.inspection import describe
 from dspark_convert.formats.read import Examination, examine
 from dspark_convert.formats.target import TargetWeights, find_target_weights
 from dspark_convert.runtime import (
-    CausalTarget,
-    DecodeOptions,
-    DecodeResult,
-    DraftModel,
-    decode,
     load_draft,
     load_target,
 )
@@ -36,9 +31,8 @@ from dspark_convert.schemas.report import (
 from dspark_convert.verification.acceptance import measure_acceptance
 from dspark_convert.verification.builder import ReportBuilder
 from dspark_convert.verification.confidence import check_confidence
+from dspark_convert.verification.decode_run import DecodeRun
 from dspark_convert.verification.example import mark_up
-from dspark_convert.verification.lossless import check_greedy, check_sampling
-from dspark_convert.verification.observe import RunObserver
 from dspark_convert.verification.options import Progress, VerifyOptions
 from dspark_convert.verification.pairing import (
     check_pairing,
@@ -47,6 +41,7 @@ from dspark_convert.verification.pairing import (
 )
 from dspark_convert.verification.parity import check_parity
 from dspark_convert.verification.prompts import BUNDLED, encode_prompts, read_prompts
+from dspark_convert.verification.replay import ReplayOptions
 from dspark_convert.verification.replay_checks import (
     ReplayRun,
     check_agreement,
@@ -181,8 +176,9 @@ def _run_decoding(
     token_ids = encode_prompts(prompts, tokenizer)
     target = load_target(options.target, device=device, dtype=dtype, trust_remote_code=trust)
     draft = load_draft(options.draft, device=device, dtype=dtype, target=options.target)
-    run = _DecodeRun(options, target, draft, token_ids, on_progress)
+    run = DecodeRun(options, target, draft, token_ids, on_progress)
     names = [prompt.id for prompt in prompts]
+    report.engine, report.engine_reason = run.engine.name, run.engine.reason
     report.num_prompts = len(prompts)
     report.example = mark_up(names[0], run.results[0], tokenizer)
     report.stop_token_ids = tuple(sorted(run.options.stop_token_ids))
@@ -224,16 +220,17 @@ def _run_replay(
     report.num_prompts = len(trace)
     report.stop_token_ids = tuple(sorted(decode.stop_token_ids))
     report.skip(_DECODED[:2], "a trace was replayed, so nothing was decoded")
+    replay = ReplayOptions(decode=decode, target_vocab_size=trace.header.target.vocab_size)
     if trace.header.text_origin == "given":
         report.add(
             lambda: check_agreement(
-                draft, trace, decode, seed=options.seed, on_progress=on_progress
+                draft, trace, replay, seed=options.seed, on_progress=on_progress
             )
         )
         report.skip(("confidence",), "the target did not write the texts of the trace")
         return
     settings = options.acceptance_settings(count_tokens(draft, decode))
-    run = ReplayRun(draft, trace, decode, on_progress=on_progress)
+    run = ReplayRun(draft, trace, replay, on_progress=on_progress)
     report.add(lambda: run.check_acceptance(settings))
     if options.worst:
         weights = options.target_weights
@@ -243,54 +240,6 @@ def _run_replay(
         report.skip(("confidence",), "the draft has no confidence head")
     else:
         report.add(run.check_confidence)
-
-
-class _DecodeRun:
-    """The decode run that several checks share; its time belongs to none of them."""
-
-    def __init__(
-        self,
-        options: VerifyOptions,
-        target: CausalTarget,
-        draft: DraftModel,
-        token_ids: list[list[int]],
-        on_progress: Progress,
-    ) -> None:
-        self.target, self.draft, self.token_ids = target, draft, token_ids
-        stop = options.stop_token_ids
-        stop = target.stop_token_ids if stop is None else stop
-        self.options = replace(options.decode, stop_token_ids=stop)
-        self.num_tokens = self.options.num_speculative_tokens or draft.config.num_speculative_tokens
-        self.settings = options.acceptance_settings(self.num_tokens)
-        self.seed, self.batch_size = options.seed, options.batch_size
-        self.on_progress = on_progress
-        self.observer = RunObserver(draft, target.vocab_size, options.seed)
-        self.results = self._decode(self.options, self.observer, "decoding")
-
-    def check_greedy(self, names: Sequence[str]) -> CheckResult:
-        """Compare with the plain loop, at temperature 0 whatever the run's temperature."""
-        options, results = self.options, self.results
-        if not options.sampling.greedy:
-            options = replace(options, temperature=0.0)
-            results = self._decode(options, None, "decoding greedily")
-        return check_greedy(self.target, self.token_ids, names, results, options)
-
-    def check_sampling(self) -> CheckResult:
-        """Judge what the observer saw."""
-        return check_sampling(self.observer, self.options.temperature)
-
-    def _decode(
-        self, options: DecodeOptions, observer: RunObserver | None, what: str
-    ) -> tuple[DecodeResult, ...]:
-        generator = torch.Generator(self.draft.device).manual_seed(self.seed)
-        results: list[DecodeResult] = []
-        for start in range(0, len(self.token_ids), self.batch_size):
-            batch = self.token_ids[start : start + self.batch_size]
-            results += decode(
-                self.target, self.draft, batch, options, generator=generator, observer=observer
-            )
-            self.on_progress(what, len(results), len(self.token_ids))
-        return tuple(results)
 
 
 def _identify_target(weights: TargetWeights) -> VerifiedTarget:
@@ -336,6 +285,8 @@ def _finish(
             seed=options.seed,
             batch_size=options.batch_size,
             device=str(device),
+            engine=report.engine,
+            engine_reason=report.engine_reason,
             dtype=options.dtype,
             min_accepted_length=options.min_accepted_length,
             min_acceptance=options.min_acceptance,

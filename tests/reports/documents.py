@@ -105,6 +105,8 @@ def report(text: str = "draft", **changes: Any) -> VerifyReport:
                 "seed": 0,
                 "batch_size": 8,
                 "device": "cpu",
+                "engine": "plain",
+                "engine_reason": text,
                 "dtype": "auto",
                 "min_accepted_length": None,
                 "min_acceptance": (),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from dspark_convert.reports.content import list_facts
 from dspark_convert.reports.markdown import escape_markdown, render_markdown
 from dspark_convert.reports.text import visible
 from tests.reports.documents import HOSTILE, report
@@ -68,3 +69,15 @@ def test_numbers_are_those_of_the_report() -> None:
     assert "| 1 | 0.750 | 0.500 to 1.000 | 0.750 | 1.750 |" in text
     assert "| 2 | 0.333 | - | 0.250 | 2.000 |" in text
     assert "Accepted length 2.000 committed tokens per round" in text
+
+
+def test_what_decoded_is_said_with_the_reason_where_something_was() -> None:
+    facts = {
+        (engine, reason): dict(
+            list_facts(report(settings={"engine": engine, "engine_reason": reason}))
+        ).get("decoder")
+        for engine, reason in (("plain", "the device is cpu"), ("fast", None), (None, None))
+    }
+    assert list(facts.values()) == ["plain, since the device is cpu", "fast", None]
+    text = render_markdown(report(settings={"engine_reason": "<b>"}))
+    assert "- **decoder**: plain, since &#60;b&#62;\n" in text

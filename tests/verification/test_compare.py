@@ -137,6 +137,16 @@ def test_what_was_not_measured_alike_is_not_compared(key: str, new: VerifyReport
     assert all(key in rule.reason for rule in comparison.rules if "drop" in rule.rule)
 
 
+def test_either_decoder_measures_the_same() -> None:
+    """As another device does: the change is named, and the drop is still told."""
+    base = drafted((1, 1), (1,), settings={"engine": "plain", "engine_reason": "why"})
+    for engine in ("fast", None):
+        new = drafted((1, 1), (1,), settings={"engine": engine})
+        comparison = compare_reports(base, new, DropLimits(absolute=0.0))
+        assert comparison.verdict == "pass"
+        assert {x.key for x in comparison.changed} == {"settings.engine", "settings.engine_reason"}
+
+
 def test_a_shorter_block_is_not_measured_alike() -> None:
     short = {"acceptance_by_position": (0.5,), "acceptance_interval95": (None,)}
     numbers = {"acceptance": acceptance(2.0, **short)}

@@ -38,7 +38,7 @@ from dspark_convert.verification.run import VerifyOptions, verify
 from dspark_convert.verification.trace import Trace, TraceSequence, open_trace
 from dspark_convert.verification.trace_writer import staged_trace
 from tests.runtime.helpers import GOLDEN, random_prompts
-from tests.verification.test_replay import decode_texts, pair
+from tests.verification.test_replay import decode_texts, pair, replay_options
 from tests.verification.test_replay import record as record_texts
 from tests.verification.traces import (
     FULL,
@@ -120,7 +120,7 @@ def assert_same_acceptance(decoded: CheckResult, replayed: CheckResult) -> None:
 def test_greedy_reports_are_the_same(tmp_path: Path, changes: dict[str, Any]) -> None:
     options = DecodeOptions(**{"max_new_tokens": 24, **changes})
     draft, results, trace = greedy_run(tmp_path, options)
-    run = ReplayRun(draft, trace, options)
+    run = ReplayRun(draft, trace, replay_options(options))
     settings = AcceptanceSettings(num_tokens=run.num_tokens, min_accepted_length=1.5)
     names = [str(index) for index in range(len(results))]
     decoded = measure_acceptance(results, names, settings, mass_outside=0.0)
@@ -141,7 +141,7 @@ def test_lengths_of_other_drafting_are_those_of_runs_with_it(tmp_path: Path) -> 
     """Fewer tokens, or a confidence threshold: one replay says what each decode run would."""
     options = DecodeOptions(max_new_tokens=24)
     draft, _, trace = greedy_run(tmp_path, options)
-    run = ReplayRun(draft, trace, options)
+    run = ReplayRun(draft, trace, replay_options(options))
     numbers = run.check_acceptance(AcceptanceSettings(num_tokens=5)).numbers
     assert isinstance(numbers, AcceptanceNumbers)
     assert numbers.accepted_length_by_confidence_threshold is not None
@@ -156,7 +156,7 @@ def test_lengths_of_other_drafting_are_those_of_runs_with_it(tmp_path: Path) -> 
     for entry in numbers.accepted_length_by_confidence_threshold[::3]:
         threshold = entry.confidence_threshold
         assert entry.accepted_length == decoded_length(confidence_threshold=threshold)
-    cut = ReplayRun(draft, trace, replace(options, confidence_threshold=0.4))
+    cut = ReplayRun(draft, trace, replay_options(replace(options, confidence_threshold=0.4)))
     numbers = cut.check_acceptance(AcceptanceSettings(num_tokens=5)).numbers
     assert isinstance(numbers, AcceptanceNumbers)
     assert numbers.drafted is None
@@ -173,7 +173,9 @@ def test_given_texts_have_no_accepted_length(tmp_path: Path) -> None:
     trace = write_sequences(
         tmp_path / "t.safetensors", sequences, options, text_origin="given", has_argmax=True
     )
-    result = check_agreement(draft, trace, options, seed=0, on_progress=lambda *news: None)
+    result = check_agreement(
+        draft, trace, replay_options(options), seed=0, on_progress=lambda *news: None
+    )
     assert result.verdict == "inconclusive"
     assert isinstance(result.numbers, AgreementNumbers)
     assert (result.numbers.texts, result.numbers.anchors) == (2, 38)
@@ -226,6 +228,7 @@ def test_a_whole_check_equals_the_one_with_the_target(tmp_path: Path) -> None:
     assert replayed.settings.trace == "trace.safetensors"
     assert replayed.settings.num_prompts == 3
     assert replayed.settings.max_new_tokens == 10
+    assert (replayed.settings.engine, replayed.settings.engine_reason) == (None, None)
     assert replayed.target is not None
     assert replayed.target.name == "verifier_fp32"
 

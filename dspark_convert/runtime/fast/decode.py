@@ -2,13 +2,14 @@
 
 The host only launches rounds. What they came to it reads some rounds later, so it never keeps the
 device waiting; the rounds of a row that turn out to lie after its end are discarded, and a waiting
-prompt takes its place.
+prompt takes its place. Under an observer each round is read before the next is launched.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -18,12 +19,16 @@ from dspark_convert.runtime.decode import check_pair, check_prompts
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.fast.engine import Engine, PendingRound
 from dspark_convert.runtime.fast.models import why_unsupported
-from dspark_convert.runtime.progress import Row
-from dspark_convert.runtime.records import DecodeOptions, DecodeResult
+from dspark_convert.runtime.fast.observing import describe_round
+from dspark_convert.runtime.progress import Outcome, Row
+from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observer
 from dspark_convert.runtime.target import Target
 
-# Rounds that are launched before the oldest of them is read.
+# Rounds that are launched before the oldest of them is read, unless they are observed.
 LAG = 2
+
+OnFinished = Callable[[int], None]
+"""Hears how many prompts are finished."""
 
 
 @torch.no_grad()
@@ -35,12 +40,17 @@ def decode_fast(
     *,
     generator: torch.Generator | None = None,
     rows: int | None = None,
+    observer: Observer | None = None,
+    on_finished: OnFinished = lambda finished: None,
 ) -> tuple[DecodeResult, ...]:
     """Decode prompts (token ids) as ``decode`` does, at most ``rows`` at once (None: all).
 
     The greedy results are those of ``decode``, up to ties within the rounding of other kernels;
     above temperature 0 the law is the same and the draws differ. On a GPU the first call compiles
     what a round consists of, which takes some seconds, and every call captures a round.
+
+    ``observer`` sees what ``decode`` would show, each prefill by itself; p and q are computed for
+    it from the logits. ``on_finished`` hears, whenever a prompt is done, how many are.
 
     Raises:
         DialectError: ``target-not-fast``, for a pair that only the plain path can decode.
@@ -56,19 +66,23 @@ def decode_fast(
             Finding(
                 code="target-not-fast",
                 message=f"the fast path cannot decode this pair: {reason}",
-                hint="use the plain path (runtime.decode)",
+                hint="decode it by the plain path: --engine plain, in Python runtime.decode",
             )
         )
-    engine = Engine(
-        target,
-        draft,
-        options,
-        rows=min(len(prompts), rows or len(prompts)),
-        longest=max(map(len, prompts)),
-        generator=generator,
-    )
-    schedule = _Schedule(engine, prompts, options)
-    schedule.run()
+    # Streams, graphs and our kernels belong to the current device, which may be another GPU.
+    device_of: Any = torch.cuda.device_of  # torch leaves it untyped
+    with device_of(draft.fc.weight):
+        engine = Engine(
+            target,
+            draft,
+            options,
+            rows=min(len(prompts), rows or len(prompts)),
+            longest=max(map(len, prompts)),
+            generator=generator,
+            observed=observer is not None,
+        )
+        schedule = _Schedule(engine, prompts, observer, on_finished)
+        schedule.run()
     return tuple(row.result(options) for row in schedule.rows)
 
 
@@ -76,12 +90,19 @@ class _Schedule:
     """Which prompt each row of the engine works on."""
 
     def __init__(
-        self, engine: Engine, prompts: Sequence[Sequence[int]], options: DecodeOptions
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        observer: Observer | None,
+        on_finished: OnFinished,
     ) -> None:
-        self.engine, self.prompts, self.options = engine, prompts, options
+        self.engine, self.prompts, self.options = engine, prompts, engine.options
+        self.observer, self.on_finished = observer, on_finished
+        self.lag = LAG if observer is None else 0
         self.rows = [Row(index, len(prompt)) for index, prompt in enumerate(prompts)]
         self.waiting = deque(self.rows)
         self.working: list[Row | None] = [None] * len(engine.anchors)
+        self.finished = 0
         # With each round, what its rows worked on when it was launched.
         self.launched: deque[tuple[list[Row | None], PendingRound]] = deque()
 
@@ -90,15 +111,24 @@ class _Schedule:
         self._fill()
         while any(self.working):
             self.launched.append((list(self.working), self.engine.start_round()))
-            if len(self.launched) > LAG:
+            if len(self.launched) > self.lag:
                 self._read_oldest()
 
     def _read_oldest(self) -> None:
         working, pending = self.launched.popleft()
-        for row, outcome in zip(working, pending.wait(), strict=True):
+        outcomes = self._read(working, pending)
+        for row, outcome in zip(working, outcomes, strict=True):
             if row is not None and not row.finished(self.options):
                 row.commit(outcome, self.options)
+                self._count(row)
         self._fill()
+
+    def _read(self, working: Sequence[Row | None], pending: PendingRound) -> list[Outcome]:
+        """What a round came to, shown to the observer before anything is committed."""
+        outcomes = pending.wait()
+        if self.observer is not None:
+            self.observer(describe_round(self.engine, pending.output, working))
+        return outcomes
 
     def _fill(self) -> None:
         """Replace finished prompts by waiting ones."""
@@ -111,7 +141,14 @@ class _Schedule:
         """The next prompt that its first token does not finish already."""
         while self.waiting:
             row = self.waiting.popleft()
-            row.token_ids.append(self.engine.admit(slot, self.prompts[row.prompt]))
+            (outcome,) = self._read([row], self.engine.admit(slot, self.prompts[row.prompt]))
+            row.token_ids.append(outcome.next_token_id)
+            self._count(row)
             if not row.finished(self.options):
                 return row
         return None
+
+    def _count(self, row: Row) -> None:
+        if row.finished(self.options):
+            self.finished += 1
+            self.on_finished(self.finished)

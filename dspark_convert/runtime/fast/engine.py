@@ -38,20 +38,33 @@ MOST_SHAPES = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a round was decided on: logits of the target [R, Q, V] and, biased, of the draft
+    [R, N, D].
+    """
+
+    target_logits: Tensor
+    draft_logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class RoundOutput:
     """What a round came to, on the device: integers [R, 2 + 1 + N] and confidences [R, N].
 
-    Columns: proposed length, accepted tokens, next token, drafted tokens.
+    Columns: proposed length, accepted tokens, next token, drafted tokens. ``evidence`` is kept by
+    an engine that is observed.
     """
 
     counts: Tensor
     confidence: Tensor | None
+    evidence: Evidence | None
 
 
 class PendingRound:
-    """A round's output on its way to the host."""
+    """A round's output on its way to the host; the next round overwrites that on the device."""
 
     def __init__(self, output: RoundOutput) -> None:
+        self.output = output
         self._counts = _start_copy(output.counts)
         self._confidence = None if output.confidence is None else _start_copy(output.confidence)
         self._arrived: Any = None
@@ -71,7 +84,8 @@ class Engine:
     """Rows of a supported target and a draft, decoding side by side.
 
     ``columns`` positions fit into a row; one that runs past them decodes nonsense in its own last
-    columns, so its rounds have to be discarded. Raises ``UsageError`` as ``Drafter`` does.
+    columns, so its rounds have to be discarded. ``observed`` keeps the evidence of each round.
+    Raises ``UsageError`` as ``Drafter`` does.
     """
 
     def __init__(
@@ -83,9 +97,10 @@ class Engine:
         rows: int,
         longest: int,
         generator: torch.Generator | None,
+        observed: bool = False,
     ) -> None:
         check_threshold(draft, options)
-        self.options, self.generator = options, generator
+        self.options, self.generator, self.observed = options, generator, observed
         self.draft_model = draft
         self.num_tokens = count_tokens(draft, options)
         self.vocabulary = draft.vocabulary.restrict(target.vocab_size)
@@ -107,8 +122,8 @@ class Engine:
         if on_gpu:
             self._run = self._capture()
 
-    def admit(self, row: int, prompt: Sequence[int]) -> int:
-        """Start a prompt in a row, and return the token after it."""
+    def admit(self, row: int, prompt: Sequence[int]) -> PendingRound:
+        """Start a prompt in a row: a round of that row alone, which proposes nothing (N = 0)."""
         output = self.target.prefill(row, prompt)
         self.draft.store_prompt(row, output.features[0])
         logits = output.logits[:, -1]
@@ -119,7 +134,10 @@ class Engine:
             token = draw_gumbel(p.log(), require_generator(self.generator))
         self.anchors[row] = token[0]
         self.positions[row] = len(prompt)
-        return int(token)
+        zero = torch.zeros_like(token)
+        counts = torch.stack((zero, zero, token), 1)
+        nothing = output.logits.new_empty(1, 0, self.vocabulary.draft_size)
+        return PendingRound(RoundOutput(counts, None, self._keep(output.logits, nothing)))
 
     def start_round(self) -> PendingRound:
         """Launch a round of all rows."""
@@ -140,7 +158,11 @@ class Engine:
         self.positions.add_(verdict.accepted + 1).clamp_(max=self.last_position)
         columns = (lengths, verdict.accepted, verdict.next_token_ids)
         counts = torch.cat((torch.stack(columns, 1), chain.target_ids), 1)
-        return RoundOutput(counts, confidence)
+        drafted = chain.biased_logits[:, self.draft_model.first_predicting_slot :]
+        return RoundOutput(counts, confidence, self._keep(output.logits, drafted))
+
+    def _keep(self, target_logits: Tensor, draft_logits: Tensor) -> Evidence | None:
+        return Evidence(target_logits, draft_logits) if self.observed else None
 
     def _build_choice(self) -> ChooseToken:
         if self.options.sampling.greedy or self.options.draft_sampling == "greedy":
@@ -167,7 +189,12 @@ class Engine:
         if self.sampler is not None:
             return self.sampler.draw(hidden_RBH, self.anchors)
         return run_chain(
-            self.draft_model, hidden_RBH, self.anchors, self.choose, num_tokens=self.num_tokens
+            self.draft_model,
+            hidden_RBH,
+            self.anchors,
+            self.choose,
+            num_tokens=self.num_tokens,
+            vocabulary=self.vocabulary,
         )
 
     def _confidence(self, chain: Chain) -> Tensor | None:

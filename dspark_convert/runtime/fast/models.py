@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from dspark_convert.runtime.causal import CausalSession, CausalTarget
@@ -33,6 +33,8 @@ def why_unsupported(target: Target, draft: DraftModel) -> str | None:
     model = target.model
     if type(model) not in (*_UNWINDOWED, *_WINDOWED):
         return f"{type(model).__name__} is not known to have the layers of Llama or Qwen3"
+    if not _has_plain_products(model):
+        return "the target is quantised or carries adapters"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return "the target is spread over several devices"
     if target.device != draft.device:
@@ -41,6 +43,14 @@ def why_unsupported(target: Target, draft: DraftModel) -> str | None:
     if rope_type not in ROPE_TYPES:
         return f"rotary embeddings of type {rope_type} depend on the length seen so far"
     return None
+
+
+def _has_plain_products(model: Any) -> bool:
+    """Whether a projection is no more than its weight, which is all that our kernels read."""
+    projections = [module for name, module in model.named_modules() if name.endswith("_proj")]
+    # Some quantisers replace modules, others only what the weights are.
+    quantized: bool = getattr(model, "is_quantized", False)
+    return not quantized and all(type(projection) is nn.Linear for projection in projections)
 
 
 class StaticTarget:

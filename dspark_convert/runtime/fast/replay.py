@@ -78,6 +78,12 @@ class FastSteps(ReplaySteps):
         self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range
     ) -> Tensor:
         """See ``ReplaySteps``."""
+        with torch.cuda.device(draft.device):
+            return self._run_blocks(draft, context, anchor_ids_M, anchors)
+
+    def _run_blocks(
+        self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range
+    ) -> Tensor:
         config = draft.config
         slots = torch.arange(config.block_size, device=draft.device)
         positions = positions_of(anchors, draft)[:, None] + slots
@@ -131,10 +137,11 @@ class _FoldedReductions(Reductions):
 
     def add(self, start: int, logits_MND: Tensor) -> None:
         """See ``Reductions``."""
-        replay_kernels.fold(
-            logits_MND, start, self.temperature, self.wanted_ids,
-            self.peak, self.total, self.best_ids, self.wanted, greedy=self.greedy,
-        )  # fmt: skip
+        with torch.cuda.device(logits_MND.device):
+            replay_kernels.fold(
+                logits_MND, start, self.temperature, self.wanted_ids,
+                self.peak, self.total, self.best_ids, self.wanted, greedy=self.greedy,
+            )  # fmt: skip
         if self.candidate_ids.numel():
             self.candidates = pick(logits_MND[:, :1], start, self.candidate_ids, self.candidates)
 

@@ -1,0 +1,57 @@
+"""A round of the fast path as an observer sees it, on its own grounds.
+
+p and q are computed from the logits by the functions of the plain path, not taken from the round:
+so whoever watches committed tokens checks the arithmetic of the round.
+
+Shapes: R rows that are working, N drafted tokens of a round, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dspark_convert.runtime.fast.engine import Engine, RoundOutput
+from dspark_convert.runtime.progress import Row
+from dspark_convert.runtime.records import Observation
+from dspark_convert.runtime.sampling import compute_probabilities, one_hot, scale_logits
+
+
+def describe_round(
+    engine: Engine, output: RoundOutput, working: Sequence[Row | None]
+) -> Observation:
+    """What ``decode`` would show of a round.
+
+    ``working`` are the prompts of the output's rows as they stood before it; the rows of None are
+    left out.
+    """
+    assert output.evidence is not None, "the engine was built to be observed"
+    rows = [row for row in working if row is not None]
+    slots = [slot for slot, row in enumerate(working) if row is not None]
+    picked = torch.tensor(slots, device=output.counts.device)
+    counts, logits = output.counts[picked], output.evidence.target_logits[picked]
+    p, q, draft_ids = None, None, counts[:, 3:]
+    if not engine.options.sampling.greedy:
+        p = compute_probabilities(logits, engine.options.sampling)
+        q = _draft_probabilities(engine, output.evidence.draft_logits[picked], draft_ids)
+    return Observation(
+        prompts=tuple(row.prompt for row in rows),
+        anchor_positions=tuple(row.anchor_position for row in rows),
+        target_logits=logits,
+        target_probabilities=p,
+        draft_probabilities=q,
+        draft_ids=draft_ids,
+        lengths=counts[:, 0],
+        accepted=counts[:, 1],
+        next_token_ids=counts[:, 2],
+    )
+
+
+def _draft_probabilities(engine: Engine, logits_RND: Tensor, draft_ids_RN: Tensor) -> Tensor:
+    """q [R, N, V], as ``Drafter`` has it: temperature only; one-hot for greedy drafts."""
+    if engine.options.draft_sampling == "greedy":
+        return one_hot(draft_ids_RN, engine.vocabulary.target_size, torch.float32)
+    q = scale_logits(logits_RND, engine.options.temperature).softmax(-1)
+    return engine.vocabulary.scatter_probabilities(q)

@@ -63,7 +63,11 @@ class AnchoredText:
 
 @dataclass(frozen=True)
 class Replay:
-    """One text, replayed. Row i is the i-th anchor; with a stride of 1, position P + i."""
+    """One text, replayed. Row i is the i-th anchor.
+
+    On a sample of the anchors only what ``expectation`` says of each one has a meaning: ``reach``
+    and ``exactly``; where rounds start asks for all of them.
+    """
 
     id: str
     expectation: Expectation

@@ -131,13 +131,15 @@ def find(case: str) -> DraftModel:
     return golden_draft(case) if case in VARIANTS else everything(case)
 
 
-def list_readings(draft: DraftModel) -> tuple[list[ReadingId], list[Reading]]:
+def list_readings(
+    draft: DraftModel, around: Surroundings | None = None
+) -> tuple[list[ReadingId], list[Reading]]:
     """Readings of all hypotheses, and the hypothesis of each."""
     names: list[ReadingId] = []
     readings: list[Reading] = []
     for hypothesis in HYPOTHESES:
         with suppress(NotApplicableError):
-            for reading in hypothesis.read(draft, surroundings()):
+            for reading in hypothesis.read(draft, around or surroundings()):
                 names.append(hypothesis.id)
                 readings.append(reading)
     return names, readings

@@ -50,7 +50,7 @@ def diagnose(
         return _conclude(suspect, suspect.static, decision_rule(0), anchors=0, seed=seed)
     header = subject.around.header
     _require_own_texts(header)
-    trials, refused = _plan(subject)
+    trials, refused = plan_trials(subject)
 
     def score(chosen: Sequence[Trial], doing: str, stride: int = 1) -> list[Scores]:
         return score_readings(
@@ -76,8 +76,8 @@ def diagnose(
     return _conclude(suspect, results, rule, anchors=int(declared.anchors.sum()), seed=seed)
 
 
-def _plan(subject: Subject) -> tuple[list[Trial], list[HypothesisResult]]:
-    """Readings to try, the declared one first; and hypotheses that cannot be tried, with reason."""
+def plan_trials(subject: Subject) -> tuple[list[Trial], list[HypothesisResult]]:
+    """Readings to try, the declared one first; and hypotheses that cannot be, with the reason."""
     trials, refused = [], []
     for hypothesis in HYPOTHESES:
         try:

@@ -7,7 +7,8 @@
 Both work on one text at a time. The loop decodes a text; the target then reads it once, as a
 recording does (not timed), and the draft replays what the loop had committed. Without ``--pair``
 the models have the sizes of Qwen3-8B and random weights, and run on a CUDA device; ``--tiny`` takes
-small random ones on the CPU, to show that it runs.
+small random ones on the CPU, to show that it runs. ``benchmarks.diagnose`` measures a diagnosis
+against a replay.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from dspark_convert.runtime import (
     load_draft,
     load_target,
 )
+from dspark_convert.runtime.replay import PLAIN
+from dspark_convert.runtime.replay_steps import ReplaySteps
 from dspark_convert.runtime.sampling import compute_probabilities
 from dspark_convert.verification.replay import ReplayOptions, replay_sequence
 from dspark_convert.verification.trace import TraceSequence
@@ -169,7 +172,7 @@ def read_text(
 
 
 def replay_one(
-    draft: DraftModel, sequence: TraceSequence, temperature: float
+    draft: DraftModel, sequence: TraceSequence, temperature: float, steps: ReplaySteps = PLAIN
 ) -> tuple[int, tuple[float, float]]:
     """Anchors, and expected rounds and committed tokens."""
     past = draft.config.num_speculative_tokens + 1
@@ -178,6 +181,7 @@ def replay_one(
         decode=DecodeOptions(max_new_tokens=max(anchors, 1), temperature=temperature),
         target_vocab_size=draft.config.vocab_size,
         top_temperature=None if sequence.top_ids is None else temperature,
+        steps=steps,
     )
     expectation = replay_sequence(draft, sequence, options).expectation
     return anchors, (float(expectation.rounds), float(expectation.committed))
@@ -193,18 +197,23 @@ def measure_memory(name: str, draft: DraftModel, texts: int, length: int) -> Mem
     return Memory(name, texts, length, seconds(), peak(draft.device) - before)
 
 
-def random_sequence(draft: DraftModel, length: int, prompt: int = 1) -> TraceSequence:
-    """A text of random tokens with random features, in the dtype of the draft."""
-    config, generator = draft.config, torch.Generator().manual_seed(4)
-    width = config.target_hidden_size or config.hidden_size
-    shape = (length, len(config.target_layer_ids), width)
+def random_sequence(
+    draft: DraftModel, length: int, layer_ids: tuple[int, ...] | None = None, *, seed: int = 4
+) -> TraceSequence:
+    """A text of random tokens after the first, with random features in the dtype of the draft.
+
+    ``layer_ids`` are the recorded layers, by default those that the draft listens to.
+    """
+    config, generator = draft.config, torch.Generator().manual_seed(seed)
+    layer_ids = config.target_layer_ids if layer_ids is None else layer_ids
+    shape = (length, len(layer_ids), config.target_hidden_size or config.hidden_size)
     features = torch.empty(shape, dtype=draft.dtype).normal_(generator=generator)
-    generated, kept = length - prompt, min(TOP, config.vocab_size)
+    generated, kept = length - 1, min(TOP, config.vocab_size)
     return TraceSequence(
         id="random",
         token_ids=torch.randint(config.vocab_size, (length,), generator=generator),
-        first_generated=prompt,
-        layer_ids=config.target_layer_ids,
+        first_generated=1,
+        layer_ids=layer_ids,
         features=features,
         log_probs=torch.full((generated,), -5.0),
         top_ids=torch.arange(kept, dtype=torch.int32).expand(generated, -1),
@@ -313,6 +322,15 @@ def _error(value: float | None) -> str:
     return "" if value is None else f" ± {value:.3f}"
 
 
+def describe_machine() -> str:
+    """What figures depend on beside the code."""
+    return (
+        f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}, {torch.get_num_threads()} threads"
+        + (f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "")
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -330,11 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figures = run_random(TINY, torch.device("cpu"), options.tokens, options.long)
     else:
         figures = run_random(QWEN3_8B, torch.device("cuda"), options.tokens, options.long)
-    print(
-        f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, {torch.get_num_threads()} threads"
-        + (f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "")
-    )
+    print(describe_machine())
     print("\n".join(show(*figures)))
     if options.json:
         document = [[asdict(entry) for entry in kind] for kind in figures]

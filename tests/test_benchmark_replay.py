@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import replay
+from benchmarks import diagnose, replay
+from dspark_convert.verification import screening
 from tests.runtime.helpers import GOLDEN
 
 
@@ -36,3 +37,17 @@ def test_a_pair_on_disk(capsys: pytest.CaptureFixture[str]) -> None:
     replay.main(["--pair", *pair, "--prompts", "2", "--tokens", "12"])
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "| checkpoint | 0 |" in line]
     assert row.count("±") == 2
+
+
+def test_a_diagnosis_is_measured_in_replays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screening, "SCREENING_ANCHORS", 50)
+    output = tmp_path / "figures.json"
+    diagnose.main(["--tiny", "--texts", "8", "--tokens", "20", "--json", str(output)])
+    (cost,) = json.loads(output.read_text())
+    assert (cost["texts"], cost["anchors"]) == (8, 160)
+    assert (cost["readings"], cost["backbones"]) == (20, 16)
+    assert 1 <= cost["whole"] < 10
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "| random" in line]
+    assert row.count("|") == 10

@@ -19,7 +19,7 @@ from dspark_convert.cli.render import facts_grid, plain_table
 from dspark_convert.cli.trace_commands import parse_ids
 from dspark_convert.conversion.sources import whole_model
 from dspark_convert.errors import Finding, UsageError
-from dspark_convert.reports.content import gain
+from dspark_convert.reports.content import gain, sample_size
 from dspark_convert.reports.text import number
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
 
@@ -81,6 +81,7 @@ def diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
         ("target", diagnosis.target),
         ("texts", _texts(diagnosis)),
     ]
+    facts += [("ruled out", text) for text in _ruled_out_early(tried, diagnosis)]
     facts += [("not tried", f"{result.id}: {result.reason}") for result in skipped]
     verdict = Text(diagnosis.verdict, style=_STYLES[diagnosis.verdict])
     named = "" if diagnosis.best == "as-declared" else f" {diagnosis.best}"
@@ -102,9 +103,18 @@ def _texts(diagnosis: Diagnosis) -> str:
     )
 
 
+def _ruled_out_early(tried: list[HypothesisResult], diagnosis: Diagnosis) -> list[str]:
+    """Readings that were not replayed on all anchors, by the number that they were judged on."""
+    early: dict[str, list[str]] = {}
+    for result in tried:
+        if size := sample_size(result, diagnosis):
+            early.setdefault(size, []).append(result.id)
+    return [f"{', '.join(ids)}: {size}" for size, ids in early.items()]
+
+
 def _table(results: list[HypothesisResult]) -> Table:
     columns = ("reading", "", "length", "overlap", "overlap gain", "accepted tokens gain")
-    table = plain_table("Readings, on the same anchors", columns)
+    table = plain_table("Readings, against the declared one on the same anchors", columns)
     table.columns[0].no_wrap = True
     for result in results:
         table.add_row(

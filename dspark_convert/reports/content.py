@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dspark_convert.reports.text import bounds, count, number
-from dspark_convert.schemas.diagnosis import Diagnosis
+from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
 from dspark_convert.schemas.report import (
     AcceptanceNumbers,
     AgreementNumbers,
@@ -31,7 +31,7 @@ def tabulate_diagnosis(diagnosis: Diagnosis) -> Table:
     rows = [
         (
             result.id,
-            result.status,
+            ", ".join(filter(None, (result.status, sample_size(result, diagnosis)))),
             number(result.accepted_length),
             number(result.overlap),
             gain(result.difference, result.difference_decision_interval),
@@ -54,6 +54,13 @@ def tabulate_diagnosis(diagnosis: Diagnosis) -> Table:
         ),
         rows,
     )
+
+
+def sample_size(result: HypothesisResult, diagnosis: Diagnosis) -> str | None:
+    """On how many anchors a reading was judged, where not on all; then it has no length."""
+    if result.anchors is None or result.anchors == diagnosis.anchors:
+        return None
+    return f"judged on {result.anchors} of {diagnosis.anchors} anchors"
 
 
 def gain(value: float | None, interval: Interval | None) -> str:

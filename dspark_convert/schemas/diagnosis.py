@@ -33,9 +33,9 @@ StaticId = Literal["d2t-zero", "other-target", "untrained-head"]
 
 
 class HypothesisResult(OwnDocument):
-    """One reading of the draft, on the same anchors as all others.
+    """One reading of the draft.
 
-    Differences are this reading less ``as-declared``, anchor by anchor; intervals are over texts.
+    Differences are this reading less ``as-declared`` on the same anchors; intervals are over texts.
     """
 
     id: ReadingId | StaticId
@@ -43,8 +43,14 @@ class HypothesisResult(OwnDocument):
         description="cause: meets the rule of `decision`; hint: only its 95 % interval does"
     )
     reason: str
+    anchors: NonNegativeInt | None = Field(
+        default=None,
+        description="that all numbers here are about: those of the diagnosis, or evenly spaced "
+        "ones that were enough to rule the reading out; null: not evaluated",
+    )
     accepted_length: float | None = Field(
-        default=None, description="committed tokens per round; null: not evaluated"
+        default=None,
+        description="committed tokens per round; null: not evaluated, or not on all anchors",
     )
     interval95: Interval | None = None
     overlap: float | None = Field(
@@ -97,7 +103,7 @@ class Diagnosis(OwnDocument):
     draft: str
     target: str
     texts: NonNegativeInt
-    anchors: NonNegativeInt
+    anchors: NonNegativeInt = Field(description="of all texts")
     temperature: float | None = Field(
         description="of the texts and of the accepted length; null: a static cause, nothing was run"
     )

@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dspark_convert.runtime.drafting import check_threshold
 from dspark_convert.runtime.records import DecodeOptions
+from dspark_convert.runtime.replay import PLAIN
+from dspark_convert.runtime.replay_steps import ReplaySteps
 from dspark_convert.schemas.report import Interval
 from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.verification.expectation import Floats
 from dspark_convert.verification.hypotheses import Reading
-from dspark_convert.verification.replay import Replay, ReplayOptions, replay_sequence
+from dspark_convert.verification.replay import Replay, ReplayOptions
+from dspark_convert.verification.together import SharedReplay
 from dspark_convert.verification.trace import TraceSequence
 
 RESAMPLES = 20_000
@@ -25,7 +29,10 @@ RESAMPLES = 20_000
 
 @dataclass(frozen=True)
 class Scores:
-    """Sums of one reading over the anchors of each text, [S] each."""
+    """Sums of one reading over the anchors of each text, [S] each.
+
+    What rounds come to needs every anchor: ``rounds`` and ``committed`` of a sample are nan.
+    """
 
     anchors: Floats
     overlap: Floats
@@ -40,7 +47,7 @@ class Scores:
     def accepted_length(self) -> float | None:
         """Committed tokens per round over all texts."""
         rounds = float(self.rounds.sum())
-        return float(self.committed.sum()) / rounds if rounds else None
+        return float(self.committed.sum()) / rounds if rounds > 0 else None
 
 
 def score_readings(
@@ -49,29 +56,37 @@ def score_readings(
     header: TraceHeader,
     decode: DecodeOptions,
     *,
+    stride: int = 1,
+    steps: ReplaySteps = PLAIN,
     on_text: Callable[[int], None] = lambda done: None,
 ) -> list[Scores]:
-    """Scores of every reading; a text is read once, and all readings replay it.
+    """Scores of every reading, on every ``stride``-th anchor of each text from its first one on.
 
-    The first reading is the declared one. No reading drafts more tokens than it: the texts may be
-    too short for them.
+    A text is read once, and all readings replay it together. The first reading is the declared
+    one. No reading drafts more tokens than it: the texts may be too short for them.
+
+    Raises ``UsageError`` (``confidence-head-absent``; see ``anchor_text``).
     """
-    most = decode.num_speculative_tokens or readings[0].draft.config.num_speculative_tokens
+    declared = readings[0].draft
+    check_threshold(declared, decode)
+    own = declared.config.num_speculative_tokens
+    most = min(own, decode.num_speculative_tokens or own)
+    options = ReplayOptions(
+        decode=replace(decode, num_speculative_tokens=most),
+        target_vocab_size=header.target.vocab_size,
+        top_temperature=header.top_temperature,
+        steps=steps,
+    )
+    together = SharedReplay(readings)
     rows: list[list[tuple[float, ...]]] = [[] for _ in readings]
     for done, text in enumerate(texts, start=1):
-        for row, reading in zip(rows, readings, strict=True):
-            own = reading.draft.config.num_speculative_tokens
-            options = ReplayOptions(
-                decode=replace(decode, num_speculative_tokens=min(own, most)),
-                target_vocab_size=header.target.vocab_size,
-                top_temperature=header.top_temperature,
-            )
-            row.append(_sum_up(replay_sequence(reading.draft, reading.edit_text(text), options)))
+        for index, replay in together.replay(text, options, stride=stride):
+            rows[index].append(_sum_up(replay, whole=stride == 1))
         on_text(done)
     return [Scores(*np.array(row).reshape(-1, 6).T) for row in rows]
 
 
-def _sum_up(replay: Replay) -> tuple[float, ...]:
+def _sum_up(replay: Replay, *, whole: bool) -> tuple[float, ...]:
     expectation = replay.expectation
     anchors = len(expectation.left)
     low, high = replay.overlap or (np.full(anchors, np.nan),) * 2
@@ -80,8 +95,8 @@ def _sum_up(replay: Replay) -> tuple[float, ...]:
         float(low.sum()),
         float(high.sum()),
         float(expectation.reach[:, 1:].sum()),
-        float(expectation.rounds),
-        float(expectation.committed),
+        float(expectation.rounds) if whole else np.nan,
+        float(expectation.committed) if whole else np.nan,
     )
 
 

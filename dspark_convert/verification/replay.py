@@ -5,6 +5,7 @@ Shapes: T text positions, M anchors, N drafted tokens, C stored candidates of ea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dspark_convert.errors import Finding, UsageError
+from dspark_convert.runtime.attention import ContextKV
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.drafting import check_threshold, count_tokens
 from dspark_convert.runtime.records import DecodeOptions
@@ -34,7 +36,8 @@ class ReplayOptions:
 
     ``decode`` holds the limit, stop tokens and sampling of the text, and what concerns the draft.
     ``top_temperature`` is that of the stored candidates; None leaves the overlap out.
-    ``steps`` compute, in at most ``memory_budget`` bytes (see ``runtime.replay.score_blocks``).
+    ``steps`` are the plain ones, or those for a GPU; ``memory_budget`` is in bytes (see
+    ``runtime.replay.score_blocks``).
     """
 
     decode: DecodeOptions
@@ -45,8 +48,26 @@ class ReplayOptions:
 
 
 @dataclass(frozen=True)
+class AnchoredText:
+    """A text as far as it is replayed, and the positions of the anchors that are."""
+
+    sequence: TraceSequence
+    token_ids: Tensor
+    anchors: range
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the last anchor sees."""
+        return self.anchors[-1] if self.anchors else 0
+
+
+@dataclass(frozen=True)
 class Replay:
-    """One text, replayed. Row i is the anchor at position P + i."""
+    """One text, replayed. Row i is the i-th anchor.
+
+    On a sample of the anchors only what ``expectation`` says of each one has a meaning: ``reach``
+    and ``exactly``; where rounds start asks for all of them.
+    """
 
     id: str
     expectation: Expectation
@@ -65,32 +86,64 @@ def replay_sequence(draft: DraftModel, sequence: TraceSequence, options: ReplayO
         UsageError: options that the draft cannot serve (see ``Drafter``), and
             ``replay-log-probs-missing``: a sampled draft needs log p of a sampled text.
     """
-    decode = options.decode
-    num_tokens = count_tokens(draft, decode)
-    check_threshold(draft, decode)
-    _require_log_probs(sequence, decode)
-    tokens, anchors = cut_text(sequence, decode, num_tokens)
-    left = len(tokens) - 1 - np.array(anchors, dtype=np.int64)
-    proposed = left[:, None] >= np.arange(1, num_tokens + 1)
-    if not anchors:
-        nothing = np.zeros((0, num_tokens))
-        return Replay(sequence.id, Expectation(nothing, proposed, left), None, proposed, None)
-    scores = _score(draft, sequence, tokens, anchors, options, *_questions(sequence, options))
-    following = _following(tokens, anchors, num_tokens)
-    confidence = None if scores.confidence is None else _wide(scores.confidence)
-    if decode.confidence_threshold is not None:
-        assert confidence is not None, "checked above"
-        proposed = confident(proposed, confidence, np.array([decode.confidence_threshold]))[0]
-    acceptance = _acceptance(scores, sequence, following, anchors, decode)
-    vocabulary = draft.vocabulary.restrict(options.target_vocab_size)
-    draftable = vocabulary.map_target_to_draft(following.to(draft.device)) >= 0
-    return Replay(
-        id=sequence.id,
-        expectation=Expectation(acceptance, proposed, left),
-        confidence=confidence,
-        draftable=draftable.cpu().numpy(),
-        overlap=_overlap(scores, sequence, anchors),
+    num_tokens = count_tokens(draft, options.decode)
+    check_threshold(draft, options.decode)
+    text = anchor_text(sequence, options, num_tokens=num_tokens)
+    context = project_input(draft, read_input(draft, text, options), options)
+    return replay_blocks([draft], context, text, options)[0]
+
+
+def anchor_text(
+    sequence: TraceSequence, options: ReplayOptions, *, num_tokens: int, stride: int = 1
+) -> AnchoredText:
+    """A text that the target wrote, with every ``stride``-th anchor from its first one on.
+
+    ``num_tokens`` is N, the largest where several drafts will replay it.
+
+    Raises ``UsageError``: see ``cut_text`` and ``replay_sequence``.
+    """
+    _require_log_probs(sequence, options.decode)
+    token_ids, anchors = cut_text(sequence, options.decode, num_tokens)
+    return AnchoredText(sequence, token_ids, anchors[::stride])
+
+
+def read_input(draft: DraftModel, text: AnchoredText, options: ReplayOptions) -> Tensor:
+    """Input [T, H] of the context projections, up to the last anchor."""
+    sequence, layer_ids = text.sequence, draft.config.target_layer_ids
+
+    def read(rows: slice) -> Tensor:
+        return replace(sequence, features=sequence.features[rows]).features_of(layer_ids)
+
+    return compute_text_input(
+        draft,
+        text.context_length,
+        read,
+        steps=options.steps,
+        memory_budget=options.memory_budget,
     )
+
+
+def project_input(draft: DraftModel, input_TH: Tensor, options: ReplayOptions) -> ContextKV:
+    """Context keys and values [1, T, K, E] from ``read_input``."""
+    return compute_text_context(
+        draft, input_TH, steps=options.steps, memory_budget=options.memory_budget
+    )
+
+
+def replay_blocks(
+    drafts: Sequence[DraftModel], context: ContextKV, text: AnchoredText, options: ReplayOptions
+) -> list[Replay]:
+    """Replay drafts of one backbone (see ``score_blocks``), the first of which is run.
+
+    A draft of fewer tokens than ``options.decode`` asks for proposes all that it has; a threshold
+    of confidence must have been checked.
+    """
+    if not text.anchors:
+        return [_replay_nothing(draft, text, options.decode) for draft in drafts]
+    scored = _score(drafts, context, text, options, *_questions(text.sequence, options))
+    return [
+        _judge(draft, scores, text, options) for draft, scores in zip(drafts, scored, strict=True)
+    ]
 
 
 def measure_agreement(
@@ -109,7 +162,9 @@ def measure_agreement(
     anchors = range(first, len(tokens) - 1)
     if not anchors:
         return np.zeros(num_tokens), np.zeros(num_tokens)
-    scores = _score(draft, sequence, tokens, anchors, options, 0.0, None)
+    text = AnchoredText(sequence, tokens, anchors)
+    context = project_input(draft, read_input(draft, text, options), options)
+    (scores,) = _score([draft], context, text, options, 0.0, None)
     chosen = torch.cat((tokens[:first], sequence.argmax_ids))
     both = scores.greedy_ids.cpu() == _following(chosen, anchors, num_tokens, beyond=-1)
     counted = np.minimum(len(tokens) - np.arange(1, num_tokens + 1) - first, len(anchors))
@@ -156,32 +211,59 @@ def bound_overlap(log_p: Floats, tail_mass: Floats, log_q: Floats) -> tuple[Floa
 
 
 def _score(
-    draft: DraftModel,
-    sequence: TraceSequence,
-    tokens: Tensor,
-    anchors: range,
+    drafts: Sequence[DraftModel],
+    context: ContextKV,
+    text: AnchoredText,
     options: ReplayOptions,
     temperature: float,
     top_ids: Tensor | None,
-) -> BlockScores:
-    layer_ids = draft.config.target_layer_ids
-    how: Any = {"steps": options.steps, "memory_budget": options.memory_budget}
-
-    def read(rows: slice) -> Tensor:
-        return replace(sequence, features=sequence.features[rows]).features_of(layer_ids)
-
-    (scores,) = score_blocks(
-        [draft],
-        compute_text_context(draft, compute_text_input(draft, anchors[-1], read, **how), **how),
-        tokens,
-        anchors,
+) -> list[BlockScores]:
+    candidates = None if top_ids is None else _after(top_ids, text.sequence, text.anchors)
+    return score_blocks(
+        drafts,
+        context,
+        text.token_ids,
+        text.anchors,
         target_vocab_size=options.target_vocab_size,
         temperature=temperature,
         num_tokens=options.decode.num_speculative_tokens,
-        candidate_ids_MC=None if top_ids is None else _after(top_ids, sequence, anchors),
-        **how,
+        candidate_ids_MC=candidates,
+        steps=options.steps,
+        memory_budget=options.memory_budget,
     )
-    return scores
+
+
+def _judge(
+    draft: DraftModel, scores: BlockScores, text: AnchoredText, options: ReplayOptions
+) -> Replay:
+    """What the scores of one draft mean for the acceptance of its tokens."""
+    sequence, anchors, decode = text.sequence, text.anchors, options.decode
+    num_tokens = scores.greedy_ids.shape[1]
+    following = _following(text.token_ids, anchors, num_tokens)
+    left = len(text.token_ids) - 1 - np.array(anchors, dtype=np.int64)
+    proposed = left[:, None] >= np.arange(1, num_tokens + 1)
+    confidence = None if scores.confidence is None else _wide(scores.confidence)
+    if decode.confidence_threshold is not None:
+        assert confidence is not None, "checked above"
+        proposed = confident(proposed, confidence, np.array([decode.confidence_threshold]))[0]
+    acceptance = _acceptance(scores, sequence, following, anchors, decode)
+    vocabulary = draft.vocabulary.restrict(options.target_vocab_size)
+    draftable = vocabulary.map_target_to_draft(following.to(draft.device)) >= 0
+    return Replay(
+        id=sequence.id,
+        expectation=Expectation(acceptance, proposed, left),
+        confidence=confidence,
+        draftable=draftable.cpu().numpy(),
+        overlap=_overlap(scores, sequence, anchors),
+    )
+
+
+def _replay_nothing(draft: DraftModel, text: AnchoredText, decode: DecodeOptions) -> Replay:
+    most = draft.config.num_speculative_tokens
+    acceptance = np.zeros((0, min(most, decode.num_speculative_tokens or most)))
+    proposed = acceptance > 0
+    expectation = Expectation(acceptance, proposed, np.zeros(0, dtype=np.int64))
+    return Replay(text.sequence.id, expectation, None, proposed, None)
 
 
 def _questions(sequence: TraceSequence, options: ReplayOptions) -> tuple[float, Tensor | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,11 +50,15 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Subject:
-    """What can be replayed. ``texts`` can be gone through once."""
+    """What can be replayed.
+
+    ``texts`` are those of the header, and can be gone through more than once: a trace reads its
+    files again each time.
+    """
 
     draft: DraftModel
     around: Surroundings
-    texts: Iterable[TraceSequence]
+    texts: Trace | Sequence[TraceSequence]
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,8 @@ def suspect_of_target(options: RecordOptions, *, on_progress: Progress) -> Suspe
         pair = Pair(file.source, weights, {})
         header = plan_header(replace(options, layers=None, neighbours=True), pair, inputs)
         texts = _run(options, header, weights, inputs, on_progress)
+        # Texts may have ended before the limit that the header was planned with.
+        header = header.model_copy(update={"sequences": tuple(text.entry for text in texts)})
         subject = Subject(draft, _surroundings(header, weights, {}), texts)
     name, target = display_name(options.draft), display_name(options.target)
     return Suspect(name, target, tuple(file.findings), static, subject)

@@ -22,6 +22,7 @@ from dspark_convert.errors import Findings
 from dspark_convert.formats.target import TargetWeights, judge_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.draft import DraftConfig
+from dspark_convert.schemas.trace import TraceSequenceEntry
 from dspark_convert.verification.trace_file import (
     RECORD_AGAIN,
     TraceError,
@@ -73,6 +74,13 @@ class TraceSequence:
     top2_gap: Tensor | None = None
     """fp32 [T - P]: between the two largest raw logits."""
 
+    @property
+    def entry(self) -> TraceSequenceEntry:
+        """What a header says of this text."""
+        return TraceSequenceEntry(
+            id=self.id, num_tokens=len(self.token_ids), first_generated=self.first_generated
+        )
+
     def features_of(self, layer_ids: Sequence[int]) -> Tensor:
         """Features [T, len(layer_ids) * H] in the order asked for, as a draft's ``fc`` wants them.
 
@@ -86,7 +94,10 @@ class TraceSequence:
 
 
 class Trace:
-    """The sequences of one file or of a set, read one at a time and memory-mapped."""
+    """The sequences of one file or of a set, read one at a time and memory-mapped.
+
+    Going through it again reads them again.
+    """
 
     def __init__(self, files: Sequence[TraceFile]) -> None:
         self.files = tuple(files)

@@ -148,11 +148,7 @@ class TraceWriter:
         Raises ``TraceError`` (``trace-not-finite``) when the target overflowed.
         """
         _require_finite(sequence)
-        entry = TraceSequenceEntry(
-            id=sequence.id,
-            num_tokens=len(sequence.token_ids),
-            first_generated=sequence.first_generated,
-        )
+        entry = sequence.entry
         prefix = sequence_prefix(len(self._sequences))
         for name, (dtype, shape) in sorted(sequence_tensors(self._plan, entry).items()):
             tensor: Tensor = getattr(sequence, name)

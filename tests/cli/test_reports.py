@@ -225,7 +225,10 @@ def test_a_diagnosis_goes_into_the_page(tmp_path: Path, save: Save) -> None:
         min_accepted_tokens_gain=0.03,
         min_texts=8,
     )
-    reading = HypothesisResult(id="layer-ids-minus-1", status="cause", reason=HOSTILE[0])
+    reading = HypothesisResult(
+        id="layer-ids-minus-1", status="cause", reason=HOSTILE[0], anchors=90
+    )
+    early = HypothesisResult(id="mask-other", status="rejected", reason="", anchors=45)
     diagnosis = Diagnosis(
         tool_version="1",
         verdict="cause-found",
@@ -239,7 +242,7 @@ def test_a_diagnosis_goes_into_the_page(tmp_path: Path, save: Save) -> None:
         overlap_temperature=1.0,
         seed=0,
         decision=rule,
-        hypotheses=(reading,),
+        hypotheses=(reading, early),
         findings=(),
     )
     file, page = tmp_path / "diagnosis.json", tmp_path / "page.html"
@@ -247,6 +250,8 @@ def test_a_diagnosis_goes_into_the_page(tmp_path: Path, save: Save) -> None:
     report_file = save("report.json")
     assert verify("render", report_file, "--diagnosis", file, "--html", page).code == 0
     assert "layer-ids-minus-1" in page.read_text()
+    assert "<td>cause</td>" in page.read_text()
+    assert "<td>rejected, judged on 45 of 90 anchors</td>" in page.read_text()
     refused = verify("render", report_file, "--diagnosis", report_file, "--html", page)
     assert refused.code == 3
     assert "diagnosis-invalid" in refused.err

@@ -187,12 +187,12 @@ def test_a_fault_in_the_files_is_named(
 def test_a_block_at_another_position_is_named(
     fault: str, short_trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = DraftModel.compute_context
+    right = DraftModel.project_context
 
-    def wrong(draft: DraftModel, features: Tensor, positions: Tensor) -> Any:
-        return right(draft, features, positions + IN_RUNTIME[fault])
+    def wrong(draft: DraftModel, inputs: Tensor, positions: Tensor) -> Any:
+        return right(draft, inputs, positions + IN_RUNTIME[fault])
 
-    monkeypatch.setattr(DraftModel, "compute_context", wrong)
+    monkeypatch.setattr(DraftModel, "project_context", wrong)
     diagnosis = run(TINY / ONE_PLUS_N, short_trace)
     show(f"fault for {fault}", diagnosis)
     assert (diagnosis.verdict, diagnosis.best) == ("cause-found", fault)

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from dspark_convert.cli.verify import app
 from dspark_convert.errors import UsageError
 from dspark_convert.schemas.diagnosis import Diagnosis
-from dspark_convert.verification.diagnose import MIN_TEXTS
 from dspark_convert.verification.hypotheses import HYPOTHESES, NotApplicableError
+from dspark_convert.verification.judgement import MIN_TEXTS
 from dspark_convert.verification.paired import Resampler
 from dspark_convert.verification.record import RecordOptions, record
-from dspark_convert.verification.suspect import suspect_of_trace
+from dspark_convert.verification.suspect import suspect_of_target, suspect_of_trace
 from dspark_convert.verification.trace import Trace, TraceError, open_trace
 from tests.runtime.helpers import GOLDEN
 
@@ -119,6 +119,27 @@ def test_the_command_runs_a_target(tmp_path: Path) -> None:
     diagnosis = Diagnosis.model_validate(json.loads(result.stdout))
     assert (diagnosis.verdict, diagnosis.texts, diagnosis.temperature) == ("undecided", 2, 1.0)
     assert by_id(diagnosis)["layer-ids-plus-1"].accepted_length is not None
+
+
+def test_texts_of_a_run_are_as_long_as_they_became(tmp_path: Path) -> None:
+    """How many anchors there are depends on it; the plan of a run only knows the limit."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join((TINY / "prompts.jsonl").read_text().splitlines(True)[:3]))
+    options = RecordOptions(
+        target=TARGET,
+        draft=TINY / DENSE,
+        output=tmp_path / "unused",
+        prompts=prompts,
+        max_new_tokens=20,
+        stop_token_ids=frozenset(range(0, 1024, 8)),
+    )
+    suspect = suspect_of_target(options, on_progress=lambda *news: None)
+    assert suspect.subject is not None
+    entries = suspect.subject.around.header.sequences
+    assert [entry.num_tokens for entry in entries] == [
+        len(text.token_ids) for text in suspect.subject.texts
+    ]
+    assert any(entry.num_tokens - entry.first_generated <= 20 for entry in entries)
 
 
 @pytest.mark.parametrize("options", [[], ["--trace", "t", "--target", str(TARGET)]])

@@ -3,7 +3,7 @@
     python -m benchmarks.sampling_step [--json FILE]
 
 The step is what draws one drafted token of every row: base logits, Markov bias, temperature, noise,
-argmax, and the softmax sums that rejection needs. What it is held against is a kernel that only
+argmax, in one kernel. What it is held against is a kernel that only
 reads the same logits and weights. Both run in CUDA graphs, over copies of the inputs that do not
 fit into the L2 cache together, and over one copy that stays in it, as in the chain of a block.
 """
@@ -82,8 +82,6 @@ def measure(size: Size, width: int, rows: int, *, cold: bool, **tuning: Any) -> 
     copies = COPIES if cold else 1
     inputs = Inputs(size, width, rows, copies)
     out = torch.empty_like(inputs.logits[0])
-    programs = sampling_kernels.count_programs(width, **tuning)
-    tops, totals = torch.empty(2, rows, programs, device="cuda")
     keys = torch.full((2, rows), sampling_kernels.NO_KEY, device="cuda")
     seeds = torch.zeros(2, dtype=torch.int64, device="cuda")
 
@@ -91,12 +89,12 @@ def measure(size: Size, width: int, rows: int, *, cold: bool, **tuning: Any) -> 
         # Token 1: its embedding is looked up at what token 0 drew, as in the middle of a chain.
         sampling_kernels.draw(
             inputs.logits[copy], inputs.embedding, inputs.anchors, inputs.weights[copy],
-            inputs.table, width, out, keys, 1, tops, totals, seeds, 1.0, **tuning,
+            inputs.table, width, out, keys, 1, seeds, 1.0, **tuning,
         )  # fmt: skip
 
     sampling_kernels.draw(
         inputs.logits[0], inputs.embedding, inputs.anchors, inputs.weights[0], inputs.table,
-        width, out, keys, 0, tops, totals, seeds, 1.0, **tuning,
+        width, out, keys, 0, seeds, 1.0, **tuning,
     )  # fmt: skip
     read = fastest_read(inputs, copies)
     return Figures(

@@ -86,7 +86,7 @@ def verify_narrow(
 class FusedSampler:
     """``run_chain`` with ``NarrowChoice``, then ``verify_narrow``, each logit read once by kernels.
 
-    What both need of q beside its logits, their softmax sums, stays inside.
+    The logits, biased, stay inside.
     """
 
     def __init__(
@@ -105,8 +105,6 @@ class FusedSampler:
         self.table = vocabulary.draft_id_to_target_id
         new: Any = draft.lm_head.weight.new_zeros
         self.biased = new(rows, self.first + num_tokens, draft.config.draft_vocab_size)
-        programs = sampling_kernels.count_programs(draft.config.draft_vocab_size)
-        self.tops, self.totals = new(2, num_tokens, rows, programs, dtype=torch.float32)
         self.keys = new(num_tokens, rows, dtype=torch.int64)
 
     @staticmethod
@@ -146,8 +144,7 @@ class FusedSampler:
         kernels, temperature = sampling_kernels, self.temperature
         q_logits = self.biased[:, self.first :]
         ids, draft_ids = chain.target_ids, kernels.columns_of(self.keys).T
-        q_sums = kernels.join_sums(self.tops, self.totals, temperature)
-        q_sums = q_sums[0].T.contiguous(), q_sums[1].T.contiguous()
+        q_sums = kernels.sum_exponentials(q_logits, temperature)
         p_sums = kernels.sum_exponentials(p_logits_RQV, temperature)
         p_drafted = self._probability(p_logits_RQV[:, :-1], ids, p_sums)
         q_drafted = self._probability(q_logits, draft_ids, q_sums)
@@ -195,8 +192,6 @@ class FusedSampler:
             self.biased[:, slot],
             self.keys,
             token,
-            self.tops[token],
-            self.totals[token],
             self.seeds,
             self.temperature,
         )

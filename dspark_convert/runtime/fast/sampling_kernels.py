@@ -20,9 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Columns of a tile, warps, and for DRAW programs, which take one tile after another: measured on an
-# H200.
-DRAW = (64, 4, 264, 3)
+# Columns of a program, and warps: measured on an H200.
+DRAW = (64, 4)
 NEXT = (1024, 4)
 SUM = (4096, 8)
 ROWS = 16  # of a tile: tensor cores multiply 16 or more
@@ -77,75 +76,52 @@ def _latents(latents, latent_ids, before, table, row, rows, rank, FIRST: tl.cons
 
 
 @triton.jit
-def _fetch(x, first, last, COUNT: tl.constexpr):
-    """Ask for the cache lines of elements from ``first`` to ``last``, and wait for nothing."""
-    at = first + tl.arange(0, COUNT) * 64
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [x + tl.minimum(at, last)],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def _draw_kernel(base, latents, latent_ids, weight, table, out, keys, before, tops, totals, seeds,
+def _draw_kernel(base, latents, latent_ids, weight, table, out, keys, before, seeds,
                  rows, width, usable, row_stride, rank, token, per_temperature,
                  FIRST: tl.constexpr, LOOK_UP: tl.constexpr, TABLE: tl.constexpr,
                  RANK: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-                 STAGES: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
-    """One drafted token: its biased logits, their softmax sums, and what is drawn from them."""
-    program, programs, tiles = tl.program_id(0), tl.num_programs(0), tl.cdiv(width, BC)
-    row = tl.program_id(1) * BR + tl.arange(0, BR)
-    real, k = (row < rows)[None, :], tl.arange(0, RANK if RANK else 1)
+                 EARLY: tl.constexpr):  # fmt: skip
+    """One drafted token: some of its biased logits, and the best of their keys."""
+    tile = tl.program_id(0)
+    column, row = tile * BC + tl.arange(0, BC), tl.program_id(1) * BR + tl.arange(0, BR)
+    both = (row < rows)[None, :] & (column < width)[:, None]
     dtype = base.dtype.element_ty
-    latent = tl.zeros((16, BR), dtype)
+    if EARLY:
+        # This kernel starts before the one ahead of it in the stream has ended. Up to the wait it
+        # may touch nothing that changes during a chain, so the first of a chain waits at once.
+        if FIRST:
+            tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if RANK:
-        # The weights come from memory while the token before is looked up.
-        for ahead in tl.static_range(AHEAD):
-            first = (program + ahead * programs) * BC
-            _fetch(weight, first.to(tl.int64) * rank, width.to(tl.int64) * rank - 1,
-                   BC * RANK // 64)  # fmt: skip
+        k = tl.arange(0, RANK)
+        weight_at = weight + column[:, None].to(tl.int64) * rank + k[None, :]
+        inside = (column < width)[:, None] & (k < rank)[None, :]
+        w = tl.load(weight_at, mask=inside, other=0.0)
+    at = row[None, :] * row_stride + column[:, None]
+    x = tl.load(base + at, mask=both, other=0.0).to(tl.float32)
+    nth = (token * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tile
+    noise = tl.log(_exponential(_random_bits(tl.load(seeds), nth, BC, BR)))
+    if EARLY and not FIRST:
+        tl.extra.cuda.gdc_wait()
+    if RANK:
         latent = _latents(
             latents, latent_ids, before, table, row, rows, rank, FIRST, LOOK_UP, TABLE, RANK
-        ).T
-    seed = tl.load(seeds)
-    best = tl.full((BC, BR), -9223372036854775808, tl.int64)
-    top = tl.full((BC, BR), float("-inf"), tl.float32)
-    total = tl.zeros((BC, BR), tl.float32)
-    for tile in tl.range(program, tiles, programs, num_stages=STAGES):
-        column = tile * BC + tl.arange(0, BC)
-        both = real & (column < width)[:, None]
-        at = row[None, :] * row_stride + column[:, None]
-        x = tl.load(base + at, mask=both, other=0.0).to(tl.float32)
-        if RANK:
-            weight_at = weight + column[:, None].to(tl.int64) * rank + k[None, :]
-            inside = (column < width)[:, None] & (k < rank)[None, :]
-            # Rounded where the modules round.
-            bias = tl.dot(tl.load(weight_at, mask=inside, other=0.0), latent).to(dtype)
-            x = (x + bias.to(tl.float32)).to(dtype).to(tl.float32)
-        x = tl.where((column < usable)[:, None], x, float("-inf"))
-        tl.store(out + at, x.to(dtype), mask=both)
-        nth = (token * tl.num_programs(1) + tl.program_id(1)) * tiles + tile
-        noise = tl.log(_exponential(_random_bits(seed, nth, BC, BR)))
-        best = tl.maximum(best, _pack(x * per_temperature - noise, column[:, None]))
-        new_top = tl.maximum(top, x)
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        total *= tl.exp((top - shift) * per_temperature)
-        total += tl.exp((x - shift) * per_temperature)
-        top = new_top
-    row_top = tl.max(top, 0)
-    shift = tl.where(row_top == float("-inf"), 0.0, row_top)
-    total *= tl.exp((top - shift[None, :]) * per_temperature)
-    tl.atomic_max(keys + row, tl.max(best, 0), mask=row < rows, sem="relaxed")
-    tl.store(tops + row * programs + program, row_top, mask=row < rows)
-    tl.store(totals + row * programs + program, tl.sum(total, 0), mask=row < rows)
+        )
+        # Rounded where the modules round.
+        x = (x + tl.dot(w, latent.T).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+    x = tl.where((column < usable)[:, None], x, float("-inf"))
+    tl.store(out + at, x.to(dtype), mask=both)
+    key = _pack(x * per_temperature - noise, column[:, None])
+    tl.atomic_max(keys + row, tl.max(key, 0), mask=row < rows, sem="relaxed")
 
 
 @triton.jit
-def _sum_kernel(logits, tops, totals, width, temperature, BLOCK: tl.constexpr):
-    """Largest logit and softmax sum of some columns of a row."""
+def _sum_kernel(logits, tops, totals, width, tokens, row_stride, token_stride, temperature,
+                BLOCK: tl.constexpr):  # fmt: skip
+    """Largest logit and softmax sum of some columns of a token of a row."""
     row, tile = tl.program_id(0), tl.program_id(1)
     column = tile * BLOCK + tl.arange(0, BLOCK)
-    at = logits + row.to(tl.int64) * width + column
+    at = logits + (row // tokens).to(tl.int64) * row_stride + (row % tokens) * token_stride + column
     x = tl.load(at, mask=column < width, other=float("-inf")).to(tl.float32)
     top = tl.max(x, 0)
     shift = tl.where(top == float("-inf"), 0.0, top)
@@ -191,23 +167,26 @@ def _next_kernel(p_logits, p_peaks, p_sums, q_logits, q_peaks, q_sums, draft_ids
 
 def draw(
     base: Tensor, latents: Tensor | None, latent_ids: Tensor | None, weight: Tensor | None,
-    table: Tensor | None, usable: int, out: Tensor, keys: Tensor, token: int,
-    tops: Tensor, totals: Tensor, seeds: Tensor, temperature: float,
-    tuning: tuple[int, int, int, int] = DRAW,
+    table: Tensor | None, usable: int, out: Tensor, keys: Tensor, token: int, seeds: Tensor,
+    temperature: float, tuning: tuple[int, int] = DRAW,
 ) -> None:  # fmt: skip
     """Draw the drafted token number ``token`` of every row.
+
+    The draws of a chain follow one another; what they read besides ``keys`` and ``latents`` does
+    not change between them.
 
     Args:
         base: logits [R, D] of its slot, with any stride between rows.
         latents: [R, r], what ``weight`` [D, r] is applied to; or with ``latent_ids`` an embedding
             of target ids, looked up at ``latent_ids`` int64 [R] for token 0 and at the token
             before for others. None: no bias.
+        latent_ids: see ``latents``.
+        weight: see ``latents``.
         table: ``draft_id_to_target_id`` of a reduced vocabulary, int64 [D].
         usable: draft ids from here on stand for nothing.
         out: biased logits, as ``base``.
         keys: int64 [N, R], ``NO_KEY`` before the first draw.
-        tops: fp32 [R, ``count_programs``]: the largest logit of some columns.
-        totals: as ``tops``, the sum of exponentials relative to it, of logits / temperature.
+        token: from 0 on.
         seeds: int64 [1 or more].
         temperature: of the draw.
         tuning: see ``DRAW``.
@@ -216,22 +195,17 @@ def draw(
     assert base.stride(1) == 1
     assert base.stride() == out.stride()
     rank = 0 if latents is None else latents.shape[-1]
-    columns, warps, programs, stages = tuning
-    ahead = 0 if stages == 1 else triton.cdiv(width, columns * programs)
-    _draw_kernel[(tops.shape[1], triton.cdiv(rows, ROWS))](
+    columns, warps = tuning
+    # Kernels that start early came with compute capability 9.
+    early = torch.cuda.get_device_capability(base.device) >= (9, 0)
+    _draw_kernel[(triton.cdiv(width, columns), triton.cdiv(rows, ROWS))](
         base, _or(latents, base), _or(latent_ids, keys), _or(weight, base), _or(table, keys), out,
-        keys[token], keys[max(token - 1, 0)], tops, totals, seeds, rows, width, usable,
+        keys[token], keys[max(token - 1, 0)], seeds, rows, width, usable,
         base.stride(0), rank, token, 1 / temperature,
         FIRST=token == 0, LOOK_UP=latent_ids is not None, TABLE=table is not None,
         RANK=max(16, triton.next_power_of_2(rank)) if rank else 0, BR=ROWS, BC=columns,
-        STAGES=stages, AHEAD=min(ahead, 2), num_warps=warps,
+        EARLY=early, launch_pdl=early, num_warps=warps,
     )  # fmt: skip
-
-
-def count_programs(width: int, tuning: tuple[int, int, int, int] = DRAW) -> int:
-    """Programs that share the columns of a row in ``draw``."""
-    columns, _, most, _ = tuning
-    return min(int(triton.cdiv(width, columns)), most)
 
 
 def columns_of(keys: Tensor) -> Tensor:
@@ -241,16 +215,13 @@ def columns_of(keys: Tensor) -> Tensor:
 
 def sum_exponentials(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Of logits [R, Q, V] the largest, and the log of the softmax sum relative to it, [R, Q]."""
-    *shape, width = logits.shape
-    rows, tiles = logits.numel() // width, triton.cdiv(width, SUM[0])
-    tops, totals = torch.empty(2, *shape, tiles, device=logits.device)
-    grid = (rows, tiles)
-    _sum_kernel[grid](logits, tops, totals, width, temperature, BLOCK=SUM[0], num_warps=SUM[1])
-    return join_sums(tops, totals, temperature)
-
-
-def join_sums(tops: Tensor, totals: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """``sum_exponentials`` of rows [...] from what tiles of them have, [..., tiles]."""
+    rows, tokens, width = logits.shape
+    tiles = triton.cdiv(width, SUM[0])
+    tops, totals = torch.empty(2, rows, tokens, tiles, device=logits.device)
+    _sum_kernel[(rows * tokens, tiles)](
+        logits, tops, totals, width, tokens, logits.stride(0), logits.stride(1), temperature,
+        BLOCK=SUM[0], num_warps=SUM[1],
+    )  # fmt: skip
     peaks = tops.amax(-1)
     return peaks, (totals * ((tops - peaks[..., None]) / temperature).exp()).sum(-1).log()
 

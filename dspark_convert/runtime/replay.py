@@ -31,8 +31,9 @@ from dspark_convert.runtime.replay_steps import Reductions, ReplaySteps
 
 PLAIN = ReplaySteps()
 
-ALIGNMENT = 128
-"""Columns of logits that a chunk has a multiple of: libraries have slow kernels for odd widths."""
+ALIGNMENT, MOST_COLUMNS = 128, 32_768
+"""Columns of logits in a chunk: a multiple of the first, where there are so many. Libraries choose
+slow kernels for odd widths, and for some that are much larger than the number of rows."""
 
 ReadFeatures = Callable[[slice], Tensor]
 """Target features [positions, F] of a range of positions, on any device."""
@@ -138,14 +139,14 @@ def score_blocks(
     ]
     draft = readings[0]
     width = 1 + max(scorer.num_tokens for scorer in scorers)
-    tokens = _windows(token_ids_T.to(draft.device), anchors, width)
+    tokens = _windows(steps.upload(token_ids_T, draft.device), anchors, width)
     per_chunk = max(1, budget // steps.anchor_bytes(draft, anchors[-1]))
     chunks: list[list[BlockScores]] = [[] for _ in scorers]
     for start in range(0, len(anchors), per_chunk):
         part = slice(start, start + per_chunk)
-        candidates = (
-            None if candidate_ids_MC is None else candidate_ids_MC[part].to(draft.device).long()
-        )
+        candidates = None
+        if candidate_ids_MC is not None:
+            candidates = steps.upload(candidate_ids_MC[part], draft.device).long()
         hidden = steps.run_blocks(draft, context, tokens[part, 0], anchors[part])
         for scorer, scored in zip(scorers, chunks, strict=True):
             scored.append(scorer(hidden, tokens[part], candidates))
@@ -215,9 +216,8 @@ class _Scorer:
             self.temperature,
         )
         rows = hidden_MNH.shape[0] * hidden_MNH.shape[1]
-        width = max(1, self.memory_budget // (rows * self.steps.logit_bytes(self.draft)))
-        if width > ALIGNMENT:
-            width -= width % ALIGNMENT
+        width = self.memory_budget // (rows * self.steps.logit_bytes(self.draft))
+        width = min(width - width % ALIGNMENT if width > ALIGNMENT else max(width, 1), MOST_COLUMNS)
         for start in range(0, self.vocabulary.usable, width):
             columns = slice(start, min(start + width, self.vocabulary.usable))
             logits = self.steps.compute_logits(self.draft, hidden_MNH, latent_MNr, columns)

@@ -24,9 +24,13 @@ class ReplaySteps:
     memory_budget = 512 * 2**20
     """Bytes for what a chunk computes, by default."""
 
+    def upload(self, x: Tensor, device: torch.device) -> Tensor:
+        """What was read from a trace, on the device that works on it."""
+        return x.to(device)
+
     def compute_input(self, draft: DraftModel, features_TF: Tensor) -> Tensor:
         """The input of all context projections, [T, H], from target features on any device."""
-        return draft.compute_context_input(features_TF.to(draft.device))
+        return draft.compute_context_input(self.upload(features_TF, draft.device))
 
     def project_context(
         self, draft: DraftModel, input_TH: Tensor, positions_T: Tensor

@@ -90,7 +90,7 @@ def replay_sequence(draft: DraftModel, sequence: TraceSequence, options: ReplayO
     check_threshold(draft, options.decode)
     text = anchor_text(sequence, options, num_tokens=num_tokens)
     context = project_input(draft, read_input(draft, text, options), options)
-    return replay_blocks([draft], context, text, options)[0]
+    return start_replays([draft], context, text, options).wait()[0]
 
 
 def anchor_text(
@@ -130,20 +130,36 @@ def project_input(draft: DraftModel, input_TH: Tensor, options: ReplayOptions) -
     )
 
 
-def replay_blocks(
+@dataclass(frozen=True)
+class PendingReplays:
+    """Scores of some drafts on a text, which a GPU may still be working on."""
+
+    drafts: Sequence[DraftModel]
+    scores: list[BlockScores]
+    """One for each draft; none without an anchor."""
+    text: AnchoredText
+    options: ReplayOptions
+
+    def wait(self) -> list[Replay]:
+        """What they mean, for each draft."""
+        if not self.text.anchors:
+            return [_replay_nothing(draft, self.text, self.options.decode) for draft in self.drafts]
+        pairs = zip(self.drafts, self.scores, strict=True)
+        return [_judge(draft, scores, self.text, self.options) for draft, scores in pairs]
+
+
+def start_replays(
     drafts: Sequence[DraftModel], context: ContextKV, text: AnchoredText, options: ReplayOptions
-) -> list[Replay]:
+) -> PendingReplays:
     """Replay drafts of one backbone (see ``score_blocks``), the first of which is run.
 
     A draft of fewer tokens than ``options.decode`` asks for proposes all that it has; a threshold
     of confidence must have been checked.
     """
-    if not text.anchors:
-        return [_replay_nothing(draft, text, options.decode) for draft in drafts]
-    scored = _score(drafts, context, text, options, *_questions(text.sequence, options))
-    return [
-        _judge(draft, scores, text, options) for draft, scores in zip(drafts, scored, strict=True)
-    ]
+    scores: list[BlockScores] = []
+    if text.anchors:
+        scores = _score(drafts, context, text, options, *_questions(text.sequence, options))
+    return PendingReplays(drafts, scores, text, options)
 
 
 def measure_agreement(

@@ -18,12 +18,13 @@ from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.verification.hypotheses import Reading
 from dspark_convert.verification.replay import (
     AnchoredText,
+    PendingReplays,
     Replay,
     ReplayOptions,
     anchor_text,
     project_input,
     read_input,
-    replay_blocks,
+    start_replays,
 )
 from dspark_convert.verification.trace import TraceSequence
 
@@ -42,6 +43,7 @@ _NOT_IN_INPUT = _NOT_IN_CONTEXT | {"rope_parameters"}
 _Backbone = list[int]
 _Context = list[_Backbone]
 _Input = list[_Context]
+_Started = tuple[_Backbone, PendingReplays]
 
 
 class SharedReplay:
@@ -64,17 +66,29 @@ class SharedReplay:
     ) -> Iterator[tuple[int, Replay]]:
         """Every reading's index with its replay, each as ``replay_sequence`` has it alone.
 
-        They come in the order in which one input and one context at a time need to be held.
-        Options are those for the reading of most tokens; see ``replay_blocks`` for the others.
+        They come in the order in which one input and one context at a time need to be held. The
+        next ones are started before those before them are looked at, so that a GPU has work.
+        Options are those for the reading of most tokens; see ``start_replays`` for the others.
 
         Raises ``UsageError``: see ``anchor_text``.
         """
+        ahead: _Started | None = None
+        for started in self._start(sequence, options, stride):
+            if ahead is not None:
+                yield from zip(ahead[0], ahead[1].wait(), strict=True)
+            ahead = started
+        if ahead is not None:
+            yield from zip(ahead[0], ahead[1].wait(), strict=True)
+
+    def _start(
+        self, sequence: TraceSequence, options: ReplayOptions, stride: int
+    ) -> Iterator[_Started]:
         for contexts in self._inputs:
             yield from self._share_input(contexts, sequence, options, stride)
 
     def _share_input(
         self, contexts: _Input, sequence: TraceSequence, options: ReplayOptions, stride: int
-    ) -> Iterator[tuple[int, Replay]]:
+    ) -> Iterator[_Started]:
         first = self.readings[contexts[0][0][0]]
         num_tokens = self._most_tokens(options)
         edited = first.edit_text(sequence)
@@ -85,11 +99,11 @@ class SharedReplay:
 
     def _share_context(
         self, backbones: _Context, input_TH: Tensor, text: AnchoredText, options: ReplayOptions
-    ) -> Iterator[tuple[int, Replay]]:
+    ) -> Iterator[_Started]:
         context = project_input(self.readings[backbones[0][0]].draft, input_TH, options)
         for members in backbones:
             drafts = [self.readings[index].draft for index in members]
-            yield from zip(members, replay_blocks(drafts, context, text, options), strict=True)
+            yield members, start_replays(drafts, context, text, options)
 
     def _most_tokens(self, options: ReplayOptions) -> int:
         most = max(reading.draft.config.num_speculative_tokens for reading in self.readings)

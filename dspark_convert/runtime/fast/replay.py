@@ -68,11 +68,9 @@ class FastSteps(ReplaySteps):
 
     memory_budget = 2**30
 
-    def compute_input(self, draft: DraftModel, features_TF: Tensor) -> Tensor:
-        """See ``ReplaySteps``; features are copied while earlier ones are worked on."""
-        if features_TF.device.type == "cpu":
-            features_TF = features_TF.pin_memory().to(draft.device, non_blocking=True)
-        return super().compute_input(draft, features_TF)
+    def upload(self, x: Tensor, device: torch.device) -> Tensor:
+        """See ``ReplaySteps``; the host does not wait for what the device has yet to do before."""
+        return x if x.device == device else x.pin_memory().to(device, non_blocking=True)
 
     def run_blocks(
         self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range

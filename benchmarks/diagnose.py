@@ -59,7 +59,7 @@ class Cost:
 def measure_diagnosis(name: str, subject: Subject, tokens: int) -> Cost:
     """Both on the same texts, of which ``tokens`` anchors each are replayed."""
     draft, texts = subject.draft, list(subject.texts)
-    steps, _ = choose_steps(draft, "auto")
+    steps = choose_steps(draft, "auto")
     readings, backbones = count_work(subject)
     replay_one(draft, texts[0], TEMPERATURE, steps)
     with stopwatch(draft.device) as replay_seconds:

@@ -99,7 +99,7 @@ def measure(
     )
     replay_sequence(draft, sequences[0], options)
     before, times = start_peak(draft.device), []
-    for _ in range(REPEATS if steps is not PLAIN else 1):
+    for _ in range(1 if steps is PLAIN else REPEATS):
         with stopwatch(draft.device) as seconds:
             for sequence in sequences:
                 replay = replay_sequence(draft, sequence, options)
@@ -108,7 +108,7 @@ def measure(
     return Figures(
         draft_vocabulary=draft.config.draft_vocab_size,
         temperature=temperature,
-        steps="plain" if steps is PLAIN else "fast",
+        steps=steps.name,
         texts=texts,
         anchors=anchors,
         flop=texts * count_flop(draft, 1, anchors // texts),
@@ -154,7 +154,7 @@ def run(
     every = []
     for vocabulary in (size.vocabulary, size.reduced_vocabulary):
         draft = build_draft(size, vocabulary, device)
-        steps, _ = choose_steps(draft, "auto")
+        steps = choose_steps(draft, "auto")
         settings = [(1.0, steps, texts, anchors) for texts in TEXT_LENGTHS]
         settings += [(0.0, steps, 1, anchors), (1.0, PLAIN, 1, plain_anchors)]
         for setting in settings:

@@ -19,7 +19,7 @@ from dspark_convert.cli.render import facts_grid, plain_table
 from dspark_convert.cli.trace_commands import parse_ids
 from dspark_convert.conversion.sources import whole_model
 from dspark_convert.errors import Finding, UsageError
-from dspark_convert.reports.content import gain, sample_size
+from dspark_convert.reports.content import describe_engine, gain, sample_size
 from dspark_convert.reports.text import number
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
 
@@ -56,6 +56,7 @@ class RawDiagnosis:
     num_speculative_tokens: int | None
     seed: int
     batch_size: int
+    engine: Literal["auto", "plain", "fast"]
     device: str
     dtype: str
     trust_remote_code: bool
@@ -81,6 +82,8 @@ def diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
         ("target", diagnosis.target),
         ("texts", _texts(diagnosis)),
     ]
+    if diagnosis.engine is not None:
+        facts.append(("engine", describe_engine(diagnosis)))
     facts += [("ruled out", text) for text in _ruled_out_early(tried, diagnosis)]
     facts += [("not tried", f"{result.id}: {result.reason}") for result in skipped]
     verdict = Text(diagnosis.verdict, style=_STYLES[diagnosis.verdict])
@@ -160,6 +163,7 @@ def _options(raw: RawDiagnosis, sink: Sink) -> VerifyOptions:
         stop_token_ids=None if stop is None else frozenset(parse_ids(stop, "--stop-token-ids")),
         seed=raw.seed,
         batch_size=raw.batch_size,
+        engine=raw.engine,
         device=raw.device,
         dtype=raw.dtype,
         trust_remote_code=raw.trust_remote_code,
@@ -181,10 +185,14 @@ def _require_one_source(raw: RawDiagnosis) -> None:
 
 
 def _diagnose(raw: RawDiagnosis, options: VerifyOptions, on_progress: Progress) -> Diagnosis:
+    from dspark_convert.runtime.fast.replay import choose_steps
+    from dspark_convert.runtime.replay import PLAIN
     from dspark_convert.verification.diagnose import diagnose
 
     suspect, decode = _find_suspect(options, on_progress)
-    return diagnose(suspect, decode, seed=raw.seed, on_progress=on_progress)
+    subject = suspect.subject
+    steps = PLAIN if subject is None else choose_steps(subject.draft, options.engine)
+    return diagnose(suspect, decode, seed=raw.seed, steps=steps, on_progress=on_progress)
 
 
 def _find_suspect(options: VerifyOptions, on_progress: Progress) -> tuple[Suspect, DecodeOptions]:

@@ -51,7 +51,7 @@ def report_view(report: VerifyReport) -> RenderableType:
         ),
     ]
     if settings.engine is not None:
-        facts.append(("decoder", describe_engine(settings)))
+        facts.append(("engine", describe_engine(settings)))
     views: list[RenderableType] = [facts_grid(facts), _checks(report)]
     for result in report.checks:
         if isinstance(result.numbers, AcceptanceNumbers) and result.numbers.rounds:

@@ -80,7 +80,9 @@ NumSpeculativeTokens = Annotated[
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
 Engine = Annotated[
     EngineOption,
-    typer.Option(help="Decoder; auto is fast on a GPU for Llama and Qwen targets, else plain."),
+    typer.Option(
+        help="What decodes or replays; auto is fast on a GPU where it can be, else plain."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")]

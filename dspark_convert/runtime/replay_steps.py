@@ -6,6 +6,8 @@ r Markov rank, C candidates, D draft vocabulary.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,11 +20,16 @@ from dspark_convert.runtime.sampling import SamplingOptions
 class ReplaySteps:
     """What a replay spends its time on, and the memory that each step takes.
 
-    The oracle of the subclass for GPUs, and what runs everywhere else.
+    The oracle of the subclass for GPUs, and what runs everywhere else. ``reason`` says why these
+    were chosen where the choice was left open.
     """
 
+    name: Literal["plain", "fast"] = "plain"
     memory_budget = 512 * 2**20
     """Bytes for what a chunk computes, by default."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = reason
 
     def upload(self, x: Tensor, device: torch.device) -> Tensor:
         """What was read from a trace, on the device that works on it."""

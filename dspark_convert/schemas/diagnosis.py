@@ -108,6 +108,12 @@ class Diagnosis(OwnDocument):
         description="of the texts and of the accepted length; null: a static cause, nothing was run"
     )
     overlap_temperature: float | None = Field(description="null: no overlap can be computed")
+    engine: Literal["plain", "fast"] | None = Field(
+        default=None, description="what replayed; null: nothing did, or an older diagnosis"
+    )
+    engine_reason: str | None = Field(
+        default=None, description="why it was the plain one, where the choice was left open"
+    )
     seed: int = Field(description="of the bootstrap over texts")
     decision: DecisionRule
     hypotheses: tuple[HypothesisResult, ...] = Field(

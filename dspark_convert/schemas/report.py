@@ -264,7 +264,7 @@ class VerifySettings(OwnDocument):
     batch_size: PositiveInt
     device: str
     engine: Literal["plain", "fast"] | None = Field(
-        default=None, description="what decoded; null: nothing was decoded, or an older report"
+        default=None, description="what decoded or replayed; null: nothing did, or an older report"
     )
     engine_reason: str | None = Field(
         default=None, description="why it was the plain one, where the choice was left open"

@@ -47,7 +47,7 @@ def diagnose(
     """
     subject = suspect.subject
     if subject is None:
-        return _conclude(suspect, suspect.static, decision_rule(0), anchors=0, seed=seed)
+        return _conclude(suspect, suspect.static, decision_rule(0), None, anchors=0, seed=seed)
     header = subject.around.header
     _require_own_texts(header)
     trials, refused = plan_trials(subject)
@@ -73,7 +73,8 @@ def diagnose(
     judge = Judge(declared, rule, seed)
     compared = [judge.compare(*both) for both in zip(left[1:], others, strict=True)]
     results = [judge.declared(left[0]), *best_of_each([*compared, *ruled_out]), *refused]
-    return _conclude(suspect, results, rule, anchors=int(declared.anchors.sum()), seed=seed)
+    anchors = int(declared.anchors.sum())
+    return _conclude(suspect, results, rule, steps, anchors=anchors, seed=seed)
 
 
 def plan_trials(subject: Subject) -> tuple[list[Trial], list[HypothesisResult]]:
@@ -95,6 +96,7 @@ def _conclude(
     suspect: Suspect,
     results: Sequence[HypothesisResult],
     rule: DecisionRule,
+    steps: ReplaySteps | None,
     *,
     anchors: int,
     seed: int,
@@ -115,6 +117,8 @@ def _conclude(
             "anchors": anchors,
             "temperature": header and header.sampling.temperature,
             "overlap_temperature": header and header.top_temperature,
+            "engine": steps and steps.name,
+            "engine_reason": steps and steps.reason,
             "seed": seed,
             "decision": rule,
             "hypotheses": ordered,

@@ -19,6 +19,7 @@ from dspark_convert.runtime import (
     load_target,
 )
 from dspark_convert.runtime.drafting import count_tokens
+from dspark_convert.runtime.fast.replay import choose_steps
 from dspark_convert.schemas.report import (
     CheckId,
     CheckResult,
@@ -220,7 +221,11 @@ def _run_replay(
     report.num_prompts = len(trace)
     report.stop_token_ids = tuple(sorted(decode.stop_token_ids))
     report.skip(_DECODED[:2], "a trace was replayed, so nothing was decoded")
-    replay = ReplayOptions(decode=decode, target_vocab_size=trace.header.target.vocab_size)
+    steps = choose_steps(draft, options.engine)
+    report.engine, report.engine_reason = steps.name, steps.reason
+    replay = ReplayOptions(
+        decode=decode, target_vocab_size=trace.header.target.vocab_size, steps=steps
+    )
     if trace.header.text_origin == "given":
         report.add(
             lambda: check_agreement(

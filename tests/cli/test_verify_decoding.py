@@ -88,9 +88,9 @@ def test_the_fast_decoder_counts_what_the_plain_one_counts(prompts: Path) -> Non
 def test_what_decoded_is_shown(prompts: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.md"
     outcome = check(prompts, "--markdown", page)
-    assert "decoder   plain, since the device is cpu" in outcome.out
-    assert "- **decoder**: plain, since the device is cpu\n" in page.read_text()
-    assert "decoder" not in verify("check", DRAFT, "--source", DRAFT).out
+    assert "engine    plain, since the device is cpu" in outcome.out
+    assert "- **engine**: plain, since the device is cpu\n" in page.read_text()
+    assert "engine" not in verify("check", DRAFT, "--source", DRAFT).out
 
 
 def test_exit_3_for_a_target_that_the_fast_decoder_cannot_decode(prompts: Path, edit: Any) -> None:
@@ -108,16 +108,20 @@ def test_exit_2_for_a_decoder_that_there_is_not(prompts: Path) -> None:
     assert check(prompts, "--engine", "quick").code == 2
 
 
-def test_a_trace_is_replayed_whatever_the_decoder(prompts: Path, tmp_path: Path) -> None:
+def test_a_trace_is_replayed_by_what_was_asked_for(prompts: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.safetensors"
     made = ("--prompts", prompts, "--max-new-tokens", 4, "--device", "cpu", "--out", trace)
     assert verify("record", TARGET, "--for", DRAFT, *made, "--quiet").code == 0
-    numbers = []
-    for engine in ("auto", "plain", "fast"):
-        outcome = verify("check", DRAFT, "--trace", trace, "--engine", engine, "--json")
-        assert outcome.json["settings"]["engine"] is None
-        numbers.append(acceptance(outcome))
-    assert numbers[0] == numbers[1] == numbers[2]
+    auto, plain, fast = (
+        verify("check", DRAFT, "--trace", trace, "--engine", engine, "--device", "cpu", "--json")
+        for engine in ("auto", "plain", "fast")
+    )
+    assert acceptance(auto) == acceptance(plain)
+    said = [outcome.json["settings"] for outcome in (auto, plain)]
+    assert [settings["engine"] for settings in said] == ["plain", "plain"]
+    assert [settings["engine_reason"] for settings in said] == ["the device is cpu", None]
+    assert (fast.code, fast.codes) == (3, ["draft-not-fast"])
+    assert "--engine plain" in fast.json["findings"][0]["hint"]
 
 
 # Sampling and stopping

@@ -75,9 +75,9 @@ def test_what_decoded_is_said_with_the_reason_where_something_was() -> None:
     facts = {
         (engine, reason): dict(
             list_facts(report(settings={"engine": engine, "engine_reason": reason}))
-        ).get("decoder")
+        ).get("engine")
         for engine, reason in (("plain", "the device is cpu"), ("fast", None), (None, None))
     }
     assert list(facts.values()) == ["plain, since the device is cpu", "fast", None]
     text = render_markdown(report(settings={"engine_reason": "<b>"}))
-    assert "- **decoder**: plain, since &#60;b&#62;\n" in text
+    assert "- **engine**: plain, since &#60;b&#62;\n" in text

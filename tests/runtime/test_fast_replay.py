@@ -113,11 +113,12 @@ def test_scores_are_those_of_the_plain_steps(
 
 def test_the_plain_steps_are_chosen_where_the_fast_ones_cannot_be() -> None:
     draft = make_draft(make_config())
-    assert choose_steps(draft, "plain") == (PLAIN, None)
-    steps, reason = choose_steps(draft, "auto")
-    assert steps is PLAIN
-    assert reason == why_plain(draft) == "the draft is on cpu"
-    with pytest.raises(DialectError, match="on cpu") as refused:
+    assert choose_steps(draft, "plain") is PLAIN
+    assert PLAIN.reason is None
+    steps = choose_steps(draft, "auto")
+    assert steps.name == "plain"
+    assert steps.reason == why_plain(draft) == "the device is cpu"
+    with pytest.raises(DialectError, match="device is cpu") as refused:
         choose_steps(draft, "fast")
     assert refused.value.code == "draft-not-fast"
 

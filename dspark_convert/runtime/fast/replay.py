@@ -23,15 +23,13 @@ try:
 except ImportError:  # Triton comes with PyTorch for CUDA on Linux only
     kernels = replay_kernels = None  # type: ignore[assignment]
 
-EngineChoice = Literal["auto", "plain", "fast"]
-
 HEAD_SIZES = (64, 128, 256)
 
 
 def why_plain(draft: DraftModel) -> str | None:
     """Why a draft has to be replayed in plain steps; None if it need not."""
     if draft.device.type != "cuda":
-        return f"the draft is on {draft.device}"
+        return f"the device is {draft.device}"
     if replay_kernels is None:
         return "Triton is not installed"
     if draft.dtype not in (torch.bfloat16, torch.float16):
@@ -42,16 +40,16 @@ def why_plain(draft: DraftModel) -> str | None:
     return None
 
 
-def choose_steps(draft: DraftModel, engine: EngineChoice) -> tuple[ReplaySteps, str | None]:
-    """The steps to replay a draft with, and why they are the plain ones if "auto" took those.
+def choose_steps(draft: DraftModel, engine: Literal["auto", "plain", "fast"]) -> ReplaySteps:
+    """The steps to replay a draft with; "auto": the fast ones on a GPU, where they can be.
 
     Raises ``DialectError`` (``draft-not-fast``) where "fast" is asked for and cannot be.
     """
     if engine == "plain":
-        return PLAIN, None
+        return PLAIN
     reason = why_plain(draft)
     if reason is None:
-        return FastSteps(), None
+        return FastSteps()
     if engine == "fast":
         raise DialectError(
             Finding(
@@ -60,12 +58,13 @@ def choose_steps(draft: DraftModel, engine: EngineChoice) -> tuple[ReplaySteps, 
                 hint="leave --engine out, or give --engine plain",
             )
         )
-    return PLAIN, reason
+    return ReplaySteps(reason)
 
 
 class FastSteps(ReplaySteps):
     """Steps for drafts that ``why_plain`` has nothing against."""
 
+    name = "fast"
     memory_budget = 2**30
 
     def upload(self, x: Tensor, device: torch.device) -> Tensor:

@@ -61,10 +61,10 @@ def measure_diagnosis(name: str, subject: Subject, tokens: int) -> Cost:
     draft, texts = subject.draft, list(subject.texts)
     steps = choose_steps(draft, "auto")
     readings, backbones = count_work(subject)
-    replay_one(draft, texts[0], TEMPERATURE, steps)
+    replay_one(draft, texts[0], TEMPERATURE)
     with stopwatch(draft.device) as replay_seconds:
         for text in texts:
-            replay_one(draft, text, TEMPERATURE, steps)
+            replay_one(draft, text, TEMPERATURE)
     suspect = Suspect(name, "random", (), (), subject)
     decode = DecodeOptions(max_new_tokens=tokens, temperature=TEMPERATURE)
     with stopwatch(draft.device) as diagnosis_seconds:

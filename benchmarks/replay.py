@@ -38,8 +38,7 @@ from dspark_convert.runtime import (
     load_draft,
     load_target,
 )
-from dspark_convert.runtime.replay import PLAIN
-from dspark_convert.runtime.replay_steps import ReplaySteps
+from dspark_convert.runtime.fast.replay import choose_steps
 from dspark_convert.runtime.sampling import compute_probabilities
 from dspark_convert.verification.replay import ReplayOptions, replay_sequence
 from dspark_convert.verification.trace import TraceSequence
@@ -172,7 +171,7 @@ def read_text(
 
 
 def replay_one(
-    draft: DraftModel, sequence: TraceSequence, temperature: float, steps: ReplaySteps = PLAIN
+    draft: DraftModel, sequence: TraceSequence, temperature: float
 ) -> tuple[int, tuple[float, float]]:
     """Anchors, and expected rounds and committed tokens."""
     past = draft.config.num_speculative_tokens + 1
@@ -181,7 +180,7 @@ def replay_one(
         decode=DecodeOptions(max_new_tokens=max(anchors, 1), temperature=temperature),
         target_vocab_size=draft.config.vocab_size,
         top_temperature=None if sequence.top_ids is None else temperature,
-        steps=steps,
+        steps=choose_steps(draft, "auto"),
     )
     expectation = replay_sequence(draft, sequence, options).expectation
     return anchors, (float(expectation.rounds), float(expectation.committed))
@@ -207,7 +206,9 @@ def random_sequence(
     config, generator = draft.config, torch.Generator().manual_seed(seed)
     layer_ids = config.target_layer_ids if layer_ids is None else layer_ids
     shape = (length, len(layer_ids), config.target_hidden_size or config.hidden_size)
-    features = torch.empty(shape, dtype=draft.dtype).normal_(generator=generator)
+    on_device = torch.Generator(draft.device).manual_seed(seed)
+    features = torch.empty(shape, dtype=draft.dtype, device=draft.device)
+    features = features.normal_(generator=on_device).cpu()
     generated, kept = length - 1, min(TOP, config.vocab_size)
     return TraceSequence(
         id="random",

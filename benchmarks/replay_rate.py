@@ -91,7 +91,7 @@ def measure(
     draft: DraftModel, temperature: float, steps: ReplaySteps, texts: int, anchors: int, rate: float
 ) -> Figures:
     """Replay ``texts`` texts of as many anchors each: one to warm up, all ``REPEATS`` times."""
-    sequences = [make_text(draft, anchors // texts) for _ in range(texts)]
+    sequences = [make_text(draft, anchors // texts)] * texts
     options = ReplayOptions(
         decode=DecodeOptions(max_new_tokens=anchors // texts, temperature=temperature),
         target_vocab_size=draft.config.vocab_size,

@@ -75,12 +75,18 @@ class LosslessGreedyNumbers(OwnDocument):
 
 
 class LosslessSamplingNumbers(OwnDocument):
-    """Whether committed tokens follow the target's distribution."""
+    """Whether sampled output follows the target's distribution."""
 
     temperature: float
     positions: NonNegativeInt = Field(description="positions with p and q")
     max_law_error: float | None = Field(description="of the exact law of a committed token, fp64")
-    tokens: NonNegativeInt = Field(description="committed tokens in the chi-square test")
+    tokens: NonNegativeInt = Field(
+        description="draws in the chi-square test: each verified token, its verdict, and the token "
+        "after those of a round"
+    )
+    impossible: NonNegativeInt = Field(
+        default=0, description="of these, draws that have no probability"
+    )
     chi_square: float | None
     degrees_of_freedom: PositiveInt
     p_value: float | None

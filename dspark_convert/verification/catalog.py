@@ -58,10 +58,11 @@ CATALOG: Mapping[CheckId, Explanation] = {
     "lossless-sampling": Explanation(
         title="Does sampled speculative output follow the target's distribution?",
         looks_at="At a temperature above 0: the exact law of a committed token, computed in "
-        "float64 from the real p and q of visited positions; and a seeded chi-square test of the "
-        "committed tokens against p.",
-        fails_when="The law differs from p by more than 1e-9, or the chi-square test rejects at "
-        "the stated significance.",
+        "float64 from the real p and q of visited positions; and a seeded chi-square test of what "
+        "was drawn: each drafted token against q, its verdict against min(1, p/q), and the token "
+        "after them against the residual or p.",
+        fails_when="The law differs from p by more than 1e-9, something was drawn that has no "
+        "probability, or the chi-square test rejects at the stated significance.",
         what_to_do="As for lossless-greedy: report it.",
     ),
     "acceptance": Explanation(

@@ -26,7 +26,7 @@ TIE_ULP = 8.0
 MAX_LAW_ERROR = 1e-9
 SIGNIFICANCE = 1e-6
 CHI_SQUARE_BINS = 20
-MIN_TOKENS = 10 * CHI_SQUARE_BINS
+MIN_DRAWS = 10 * CHI_SQUARE_BINS
 
 
 def check_greedy(
@@ -64,6 +64,7 @@ def check_sampling(observer: RunObserver, temperature: float) -> CheckResult:
         positions=observer.positions,
         max_law_error=observer.max_law_error,
         tokens=len(values),
+        impossible=observer.impossible,
         chi_square=statistic,
         degrees_of_freedom=CHI_SQUARE_BINS - 1,
         p_value=None if statistic is None else chi_square_tail(statistic, CHI_SQUARE_BINS - 1),
@@ -129,11 +130,13 @@ def _judge_greedy(numbers: LosslessGreedyNumbers) -> tuple[Verdict, str]:
 def _judge_sampling(numbers: LosslessSamplingNumbers) -> tuple[Verdict, str]:
     if numbers.max_law_error is not None and numbers.max_law_error > MAX_LAW_ERROR:
         return "fail", f"the law of a committed token is off by {numbers.max_law_error:.1e}"
+    if numbers.impossible:
+        return "fail", f"{numbers.impossible} of {numbers.tokens} draws had no probability"
     if numbers.p_value is not None and numbers.p_value < SIGNIFICANCE:
-        return "fail", f"committed tokens do not follow p: chi-square p = {numbers.p_value:.1e}"
-    if numbers.p_value is None or numbers.tokens < MIN_TOKENS or not numbers.positions:
-        return "inconclusive", f"{numbers.tokens} tokens; the test wants {MIN_TOKENS}"
+        return "fail", f"tokens do not follow p and q: chi-square p = {numbers.p_value:.1e}"
+    if numbers.p_value is None or numbers.tokens < MIN_DRAWS or not numbers.positions:
+        return "inconclusive", f"{numbers.tokens} draws; the test wants {MIN_DRAWS}"
     return "pass", (
         f"law off by at most {numbers.max_law_error:.1e} at {numbers.positions} positions; "
-        f"chi-square p = {numbers.p_value:.3f} over {numbers.tokens} tokens"
+        f"chi-square p = {numbers.p_value:.3f} over {numbers.tokens} draws"
     )

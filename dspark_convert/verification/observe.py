@@ -12,6 +12,10 @@ from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.records import Observation
 from dspark_convert.runtime.rejection import compute_acceptance, compute_residual
 
+ROUNDING = 1e-3
+"""A token whose p falls short of q by this part has no residual, in whatever order p and q are
+summed."""
+
 
 class RunObserver:
     """Collects, round by round, what ``lossless-sampling`` and ``acceptance`` need.
@@ -23,7 +27,8 @@ class RunObserver:
         self._draftable = draftable_tokens(draft, target_vocab_size)
         self._generator = torch.Generator(draft.device).manual_seed(seed)
         self._outside: list[Tensor] = []
-        self._positions_of_tokens: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._impossible: list[Tensor] = []
         self._law_errors: list[Tensor] = []
         self.positions = 0
         """Visited positions that had both p and q."""
@@ -37,7 +42,7 @@ class RunObserver:
         if seen.target_probabilities is None or seen.draft_probabilities is None:
             return
         p, q = seen.target_probabilities, seen.draft_probabilities
-        self._positions_of_tokens.append(self._transform(seen, p))
+        self._values.append(self._transform(seen, p, q, visited))
         if visited.any():
             self.positions += int(visited.sum())
             self._law_errors.append(law_error(p[:, :-1][visited], q[visited]))
@@ -55,10 +60,15 @@ class RunObserver:
 
     @property
     def uniform_values(self) -> Tensor:
-        """One value in [0, 1) per committed token, uniform if and only if tokens follow p."""
-        if not self._positions_of_tokens:
+        """Values in [0, 1), independent and uniform if every random decision followed its law."""
+        if not self._values:
             return torch.empty(0, dtype=torch.float64)
-        return torch.cat(self._positions_of_tokens).cpu()
+        return torch.cat(self._values).cpu()
+
+    @property
+    def impossible(self) -> int:
+        """Decisions that their law gives no probability; one is a fault."""
+        return int(torch.cat(self._impossible).sum()) if self._impossible else 0
 
     def _mass_outside(self, seen: Observation, visited: Tensor) -> Tensor:
         if self._draftable.all():
@@ -68,24 +78,64 @@ class RunObserver:
             return (~self._draftable[chosen]).float()
         return seen.target_probabilities[:, :-1][visited][:, ~self._draftable].sum(-1)
 
-    def _transform(self, seen: Observation, p: Tensor) -> Tensor:
-        """Randomised probability integral transform of every committed token.
+    def _transform(self, seen: Observation, p: Tensor, q: Tensor, visited: Tensor) -> Tensor:
+        """One value in [0, 1) for each random decision, uniform if it followed its law.
 
-        With F the running sum of p, F(token - 1) + U p(token) is uniform if the token follows p
-        given the tokens before it, and then independent of them.
+        Drafted tokens must follow q, their verdicts min(1, p / q), and the token after them the
+        residual, or p where all stand. Each law is given by what was decided before, so the values
+        are independent too.
         """
-        slots = torch.arange(p.shape[1], device=p.device)
-        drafted = torch.cat((seen.draft_ids, seen.next_token_ids[:, None]), 1)
-        tokens = drafted.scatter(1, seen.accepted[:, None], seen.next_token_ids[:, None])
-        committed = slots <= seen.accepted[:, None]
-        tokens, mass = tokens[committed], p[committed].double()
-        mass = mass / mass.sum(-1, keepdim=True)
-        own = mass.gather(1, tokens[:, None]).squeeze(1)
-        below = mass.cumsum(-1).gather(1, tokens[:, None]).squeeze(1) - own
-        shift = torch.rand(
-            own.shape, generator=self._generator, device=own.device, dtype=torch.float64
+        stands = (torch.arange(q.shape[1], device=q.device) < seen.accepted[:, None])[visited]
+        drafted, p_drafted, q_drafted = seen.draft_ids[visited], p[:, :-1][visited], q[visited]
+        rows = torch.arange(len(p), device=p.device)
+        p_next = p[rows, seen.accepted]
+        q_next = torch.zeros_like(p_next)
+        rejected = seen.accepted < seen.lengths
+        q_next[rejected] = q[rows[rejected], seen.accepted[rejected]]
+        law_of_next = compute_residual(p_next, q_next)
+        self._impossible += [
+            _without_mass(q_drafted, drafted),
+            stands & _without_mass(p_drafted, drafted),
+            # Beyond rounding: the round has p and q of its own.
+            _without_mass(p_next - (1 - ROUNDING) * q_next, seen.next_token_ids),
+        ]
+        return torch.cat(
+            (
+                self._spread(q_drafted, drafted, q_drafted - p_drafted),
+                self._spread_verdicts(p_drafted, q_drafted, drafted, stands),
+                self._spread(law_of_next, seen.next_token_ids, q_next - p_next),
+            )
         )
-        return (below + shift * own).clamp(0.0, 1.0)
+
+    def _spread(self, law: Tensor, tokens: Tensor, order: Tensor) -> Tensor:
+        """Randomised probability integral transform of tokens [n] under laws [n, V].
+
+        With F the running sum of the law, F before the token plus U times its own mass. Tokens come
+        in falling ``order``, q - p: what a wrong decision would draw too often is all at one end.
+        """
+        mass, tokens = law.double(), tokens[:, None]
+        mass = mass / mass.sum(-1, keepdim=True)
+        own, own_order = mass.gather(1, tokens).squeeze(1), order.gather(1, tokens)
+        ids = torch.arange(mass.shape[-1], device=mass.device)
+        before = (order > own_order) | ((order == own_order) & (ids < tokens))
+        return ((mass * before).sum(-1) + self._uniform(own) * own).clamp(0.0, 1.0)
+
+    def _spread_verdicts(self, p: Tensor, q: Tensor, tokens: Tensor, stands: Tensor) -> Tensor:
+        """Where a token stands, a part of [0, a) with a = min(1, p / q); else of [a, 1)."""
+        p_token, q_token = (x.gather(1, tokens[:, None]).squeeze(1).double() for x in (p, q))
+        accept = compute_acceptance(p_token, q_token)
+        u = self._uniform(accept)
+        return torch.where(stands, u * accept, accept + u * (1 - accept))
+
+    def _uniform(self, like: Tensor) -> Tensor:
+        return torch.rand(
+            like.shape, generator=self._generator, device=like.device, dtype=torch.float64
+        )
+
+
+def _without_mass(law: Tensor, tokens: Tensor) -> Tensor:
+    """Whether tokens [n] have none under laws [n, V]."""
+    return law.gather(1, tokens[:, None]).squeeze(1) <= 0
 
 
 def law_error(p: Tensor, q: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 # ruff: noqa: E402 - the modules below need PyTorch
 from torch import Tensor
 
-from dspark_convert.runtime import DecodeOptions
+from dspark_convert.runtime import DecodeOptions, rejection
 from dspark_convert.runtime.fast import sampling
 from dspark_convert.runtime.rejection import compute_residual
 from dspark_convert.schemas.report import CheckResult, VerifyReport
@@ -132,20 +132,33 @@ def swapped_residual(p: Tensor, q: Tensor) -> Tensor:
     return compute_residual(q, p)
 
 
+def residual_without_q(p: Tensor, q: Tensor) -> Tensor:
+    return p
+
+
 def every_token_stands(stands_RN: Tensor, lengths_R: Tensor) -> Tensor:
     return lengths_R
 
 
+@pytest.mark.parametrize("engine", ["plain", "fast"])
 @pytest.mark.parametrize(
-    ("name", "fault"),
-    [("compute_residual", swapped_residual), ("count_leading", every_token_stands)],
+    ("name", "fault", "reason"),
+    [
+        ("compute_residual", swapped_residual, "had no probability"),
+        ("compute_residual", residual_without_q, "had no probability"),
+        ("count_leading", every_token_stands, "do not follow p and q"),
+    ],
 )
 def test_a_round_of_another_law_fails(
-    monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., Tensor]
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    fault: Callable[..., Tensor],
+    reason: str,
+    engine: EngineOption,
 ) -> None:
     """The observer takes p and q from the logits, so a faulty round does not vouch for itself."""
-    monkeypatch.setattr(sampling, name, fault)
-    report = check(DecodeOptions(max_new_tokens=16, temperature=0.7), engine="fast")
+    monkeypatch.setattr(rejection if engine == "plain" else sampling, name, fault)
+    report = check(DecodeOptions(max_new_tokens=16, temperature=0.7), engine=engine)
     result = results(report)["lossless-sampling"]
     assert result.verdict == "fail"
-    assert "do not follow p" in result.reason
+    assert reason in result.reason

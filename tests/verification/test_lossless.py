@@ -124,6 +124,55 @@ def test_committed_tokens_must_follow_p(law: str, count: int, verdict: str) -> N
     assert check_sampling(observer, 1.0).verdict == verdict
 
 
+def drafted_round(
+    p: Tensor, q: Tensor, drafted: Tensor, accepted: Tensor, following: Tensor
+) -> Observation:
+    """Rows of one drafted token each; p [R, 2, V] and q [R, 1, V]."""
+    return replace(
+        observation(p, q, following),
+        draft_ids=drafted[:, None],
+        lengths=torch.ones_like(drafted),
+        accepted=accepted,
+    )
+
+
+FAULTS = (None, "drafted by p", "always accepted", "residual without q", "bonus by q")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_kind_of_draw_must_follow_its_law(fault: str | None) -> None:
+    rows, generator = 4000, torch.Generator().manual_seed(5)
+    p = torch.randn(2, 60, generator=generator).softmax(-1)
+    q = torch.randn(60, generator=generator).softmax(-1)
+
+    def draw(law: Tensor) -> Tensor:
+        return law.multinomial(rows, replacement=True, generator=generator)
+
+    drafted = draw(p[0] if fault == "drafted by p" else q)
+    stands = torch.rand(rows, generator=generator) * q[drafted] < p[0][drafted]
+    if fault == "always accepted":
+        stands = torch.ones_like(stands)
+    residual = draw(p[0] if fault == "residual without q" else (p[0] - q).clamp(min=0))
+    following = torch.where(stands, draw(q if fault == "bonus by q" else p[1]), residual)
+    observer = RunObserver(golden_draft(FULL), 60, seed=0)
+    every = p.expand(rows, 2, 60), q.expand(rows, 1, 60)
+    observer(drafted_round(*every, drafted, stands.long(), following))
+    result = check_sampling(observer, 1.0)
+    assert result.verdict == ("pass" if fault is None else "fail")
+    assert result.numbers.tokens == 3 * rows
+    assert ("no probability" in result.reason) == (fault == "residual without q")
+
+
+def test_one_draw_that_cannot_be_is_enough() -> None:
+    p, q = torch.tensor([[[0.5, 0.5, 0.0]] * 2]), torch.tensor([[[0.0, 0.6, 0.4]]])
+    cases = {"drafted": (0, 0, 0), "accepted": (2, 1, 0), "residual": (1, 0, 1), "fine": (1, 1, 0)}
+    for name, (drafted, accepted, following) in cases.items():
+        observer = RunObserver(golden_draft(FULL), 3, seed=0)
+        tensors = (torch.tensor([value]) for value in (drafted, accepted, following))
+        observer(drafted_round(p, q, *tensors))
+        assert observer.impossible == int(name != "fine"), name
+
+
 def test_the_law_of_a_committed_token_is_p_and_a_broken_residual_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -69,7 +69,9 @@ class FastSteps(ReplaySteps):
 
     def upload(self, x: Tensor, device: torch.device) -> Tensor:
         """See ``ReplaySteps``; the host does not wait for what the device has yet to do before."""
-        return x if x.device == device else x.pin_memory().to(device, non_blocking=True)
+        if x.device == device:
+            return x
+        return x.contiguous().pin_memory().to(device, non_blocking=True)
 
     def run_blocks(
         self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range

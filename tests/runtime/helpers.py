@@ -258,3 +258,31 @@ def random_prompts(vocab: int, lengths: Sequence[int], seed: int = 0) -> list[li
 
 def accepted_counts(results: Sequence[DecodeResult]) -> list[list[int]]:
     return [[round_.accepted for round_ in result.rounds] for result in results]
+
+
+def kernel_pair() -> tuple[CausalTarget, DraftModel]:
+    """Random bf16 models whose sizes fill the tiles of the kernels, on the GPU."""
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 640,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    }
+    config = Qwen3Config(**sizes, num_hidden_layers=3, eos_token_id=None, bos_token_id=None)
+    model = Qwen3ForCausalLM(config)
+    draft = make_draft(
+        make_config(
+            **sizes,
+            draft_vocab_size=640,
+            mask_token_id=639,
+            target_layer_ids=(0, 2),
+            layer_types=("full_attention", "sliding_attention"),
+            sliding_window=9,
+        )
+    )
+    for parameter in (*model.parameters(), *draft.parameters()):
+        parameter.data = parameter.data.to(torch.bfloat16)  # rotary frequencies stay fp32
+    return CausalTarget(model.to("cuda")), draft.to("cuda")

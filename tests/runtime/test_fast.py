@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import decode_fast as decode_fast_benchmark
 from dspark_convert.runtime.attention import compute_visibility
-from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.decode import decode
-from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.fast import decode_fast, layers
 from dspark_convert.runtime.fast.engine import Engine
 from dspark_convert.runtime.fast.layers import LayerCache, see_block, see_causally
@@ -33,6 +30,7 @@ from .helpers import (
     bigram_pair,
     golden_draft,
     golden_target,
+    kernel_pair,
     make_config,
     make_draft,
     random_prompts,
@@ -287,34 +285,6 @@ def test_a_gpu_that_is_not_the_current_one_decodes_too() -> None:
     draft.to("cuda:1")
     plain = rounds_of(decode(target, draft, PROMPTS, OPTIONS[0]))
     assert rounds_of(decode_fast(target, draft, PROMPTS, OPTIONS[0])) == plain
-
-
-def kernel_pair() -> tuple[CausalTarget, DraftModel]:
-    """Random bf16 models whose sizes fill the tiles of the kernels, on the GPU."""
-    torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 640,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-    }
-    config = Qwen3Config(**sizes, num_hidden_layers=3, eos_token_id=None, bos_token_id=None)
-    model = Qwen3ForCausalLM(config)
-    draft = make_draft(
-        make_config(
-            **sizes,
-            draft_vocab_size=640,
-            mask_token_id=639,
-            target_layer_ids=(0, 2),
-            layer_types=("full_attention", "sliding_attention"),
-            sliding_window=9,
-        )
-    )
-    for parameter in (*model.parameters(), *draft.parameters()):
-        parameter.data = parameter.data.to(torch.bfloat16)  # rotary frequencies stay fp32
-    return CausalTarget(model.to("cuda")), draft.to("cuda")
 
 
 @on_gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import pytest
 import torch
@@ -17,11 +18,15 @@ from dspark_convert.runtime.fast.engine import Engine
 from dspark_convert.runtime.propose import run_chain
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation
 from dspark_convert.runtime.sampling import compute_probabilities
+from dspark_convert.schemas.report import LosslessSamplingNumbers
+from dspark_convert.verification.lossless import check_sampling
+from dspark_convert.verification.observe import RunObserver
 
 from .helpers import (
     bigram_pair,
     golden_draft,
     golden_target,
+    kernel_pair,
     random_prompts,
 )
 
@@ -188,3 +193,24 @@ def test_every_finished_prompt_is_told(observed: bool) -> None:
             target, draft, PROMPTS, options, rows=2, observer=observer, on_finished=told.append
         )
         assert told == [1, 2, 3, 4, 5]
+
+
+# What the kernels decide
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("draft_sampling", ["sample", "greedy"])
+def test_sampled_rounds_of_the_kernels_are_lossless(
+    draft_sampling: Literal["sample", "greedy"],
+) -> None:
+    target, draft = kernel_pair()
+    prompts = random_prompts(640, tuple(range(3, 27)))
+    options = DecodeOptions(max_new_tokens=64, temperature=0.8, draft_sampling=draft_sampling)
+    observer = RunObserver(draft, 640, seed=0)
+    generator = torch.Generator("cuda").manual_seed(1)
+    decode_fast(target, draft, prompts, options, generator=generator, rows=9, observer=observer)
+    result = check_sampling(observer, 0.8)
+    assert result.verdict == "pass", result.reason
+    assert isinstance(result.numbers, LosslessSamplingNumbers)
+    assert result.numbers.tokens > 3000

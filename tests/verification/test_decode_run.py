@@ -162,3 +162,20 @@ def test_a_round_of_another_law_fails(
     result = results(report)["lossless-sampling"]
     assert result.verdict == "fail"
     assert reason in result.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_tiny_pair_passes_on_a_gpu(temperature: float, dtype: str) -> None:
+    decode = DecodeOptions(max_new_tokens=48, temperature=temperature)
+    fast = check(decode, device="cuda", dtype=dtype)
+    assert (fast.settings.engine, fast.settings.engine_reason) == ("fast", None)
+    judged = results(fast)
+    assert judged["lossless-greedy"].verdict == "pass", judged["lossless-greedy"].reason
+    if temperature:
+        assert judged["lossless-sampling"].verdict == "pass", judged["lossless-sampling"].reason
+    elif dtype == "float32":
+        plain = check(decode, device="cuda", dtype=dtype, engine="plain")
+        assert results(plain)["acceptance"].numbers == judged["acceptance"].numbers

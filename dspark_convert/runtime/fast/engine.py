@@ -8,6 +8,7 @@ Shapes: R rows, N drafted tokens of a round, Q = N + 1, V target vocabulary, D d
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -257,7 +258,9 @@ class Engine:
         stream = new_stream()
         stream.wait_stream(torch.cuda.current_stream())
         limit = torch._dynamo.config.patch(recompile_limit=MOST_SHAPES)
-        with torch.cuda.stream(stream), limit:
+        with torch.cuda.stream(stream), limit, warnings.catch_warnings():
+            # The compiler recommends TF32, which is not what was asked for, and reports on itself.
+            warnings.simplefilter("ignore")
             for _ in range(WARM_UPS):
                 self._round()
         torch.cuda.current_stream().wait_stream(stream)

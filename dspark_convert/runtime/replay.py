@@ -15,7 +15,7 @@ to the last of these, H hidden, F feature columns, r Markov rank, C candidates, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -34,9 +34,6 @@ PLAIN = ReplaySteps()
 ALIGNMENT, MOST_COLUMNS = 128, 32_768
 """Columns of logits in a chunk: a multiple of the first, where there are so many. Libraries choose
 slow kernels for odd widths, and for some that are much larger than the number of rows."""
-
-ReadFeatures = Callable[[slice], Tensor]
-"""Target features [positions, F] of a range of positions, on any device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +56,20 @@ class BlockScores:
 @torch.no_grad()
 def compute_text_input(
     draft: DraftModel,
-    length: int,
-    read: ReadFeatures,
+    features: Sequence[Tensor],
     *,
     steps: ReplaySteps = PLAIN,
     memory_budget: int | None = None,
 ) -> Tensor:
-    """The input [T, H] of all context projections, of the first ``length`` positions of a text.
+    """The input [T, H] of all context projections, from the features [T, ...] of a text.
 
-    ``read`` is asked for the features of one chunk after another, so that they need never be in
-    memory together.
+    Features lie side by side in ``features``, most often one tensor for each layer, on any device.
+    They are read chunk after chunk, so mapped files need never be in memory as a whole.
     """
+    length = len(features[0])
     inputs = torch.empty(length, draft.config.hidden_size, device=draft.device, dtype=draft.dtype)
     for chunk in _position_chunks(draft, length, steps, memory_budget):
-        inputs[chunk] = steps.compute_input(draft, read(chunk))
+        inputs[chunk] = steps.compute_input(draft, [each[chunk] for each in features])
     return inputs
 
 

@@ -6,6 +6,7 @@ r Markov rank, C candidates, D draft vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -15,6 +16,8 @@ from torch.nn import functional
 from dspark_convert.runtime.attention import ContextKV
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.sampling import SamplingOptions
+
+Results = Mapping[str, Tensor | None]
 
 
 class ReplaySteps:
@@ -28,6 +31,8 @@ class ReplaySteps:
     memory_budget = 512 * 2**20
     """Bytes for what a chunk computes, by default."""
 
+    reason: str | None = None
+
     def __init__(self, reason: str | None = None) -> None:
         self.reason = reason
 
@@ -35,9 +40,17 @@ class ReplaySteps:
         """What was read from a trace, on the device that works on it."""
         return x.to(device)
 
-    def compute_input(self, draft: DraftModel, features_TF: Tensor) -> Tensor:
-        """The input of all context projections, [T, H], from target features on any device."""
-        return draft.compute_context_input(self.upload(features_TF, draft.device))
+    def download(self, tensors: Results) -> Callable[[], Results]:
+        """What was found, on the host; what is returned waits for it."""
+        return lambda: {name: None if x is None else x.cpu() for name, x in tensors.items()}
+
+    def join(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
+        """Parts of features, [T, ...] each and on any device, side by side on this one: [T, F]."""
+        return torch.cat(list(parts), -1).to(device)
+
+    def compute_input(self, draft: DraftModel, features: Sequence[Tensor]) -> Tensor:
+        """The input of all context projections, [T, H], from parts of target features."""
+        return draft.compute_context_input(self.join(features, draft.device))
 
     def project_context(
         self, draft: DraftModel, input_TH: Tensor, positions_T: Tensor

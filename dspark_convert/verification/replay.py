@@ -5,8 +5,8 @@ Shapes: T text positions, M anchors, N drafted tokens, C stored candidates of ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from dspark_convert.runtime.replay import (
     compute_text_input,
     score_blocks,
 )
-from dspark_convert.runtime.replay_steps import ReplaySteps
+from dspark_convert.runtime.replay_steps import ReplaySteps, Results
 from dspark_convert.verification.expectation import Expectation, Flags, Floats, confident
 from dspark_convert.verification.trace import TraceSequence
 
@@ -109,15 +109,10 @@ def anchor_text(
 
 def read_input(draft: DraftModel, text: AnchoredText, options: ReplayOptions) -> Tensor:
     """Input [T, H] of the context projections, up to the last anchor."""
-    sequence, layer_ids = text.sequence, draft.config.target_layer_ids
-
-    def read(rows: slice) -> Tensor:
-        return replace(sequence, features=sequence.features[rows]).features_of(layer_ids)
-
+    layers = text.sequence.features_of(draft.config.target_layer_ids)
     return compute_text_input(
         draft,
-        text.context_length,
-        read,
+        [features[: text.context_length] for features in layers],
         steps=options.steps,
         memory_budget=options.memory_budget,
     )
@@ -135,17 +130,17 @@ class PendingReplays:
     """Scores of some drafts on a text, which a GPU may still be working on."""
 
     drafts: Sequence[DraftModel]
-    scores: list[BlockScores]
-    """One for each draft; none without an anchor."""
+    downloads: Sequence[Callable[[], Results]]
+    """One for each draft (see ``_answer``); none without an anchor."""
     text: AnchoredText
     options: ReplayOptions
 
     def wait(self) -> list[Replay]:
         """What they mean, for each draft."""
-        if not self.text.anchors:
-            return [_replay_nothing(draft, self.text, self.options.decode) for draft in self.drafts]
-        pairs = zip(self.drafts, self.scores, strict=True)
-        return [_judge(draft, scores, self.text, self.options) for draft, scores in pairs]
+        text, decode = self.text, self.options.decode
+        if not text.anchors:
+            return [_replay_nothing(draft, text, decode) for draft in self.drafts]
+        return [_judge(download(), text, decode) for download in self.downloads]
 
 
 def start_replays(
@@ -156,10 +151,14 @@ def start_replays(
     A draft of fewer tokens than ``options.decode`` asks for proposes all that it has; a threshold
     of confidence must have been checked.
     """
-    scores: list[BlockScores] = []
+    downloads = []
     if text.anchors:
-        scores = _score(drafts, context, text, options, *_questions(text.sequence, options))
-    return PendingReplays(drafts, scores, text, options)
+        scored = _score(drafts, context, text, options, *_questions(text.sequence, options))
+        downloads = [
+            options.steps.download(_answer(draft, scores, text, options))
+            for draft, scores in zip(drafts, scored, strict=True)
+        ]
+    return PendingReplays(drafts, downloads, text, options)
 
 
 def measure_agreement(
@@ -215,15 +214,15 @@ def cut_text(
     return sequence.token_ids, range(first, first + decode.max_new_tokens)
 
 
-def bound_overlap(log_p: Floats, tail_mass: Floats, log_q: Floats) -> tuple[Floats, Floats]:
-    """Bounds [...] of sum_v min(p, q), from log p and log q [..., C] of C tokens.
+def bound_overlap(log_p: Tensor, tail_mass: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds, float64 [...], of sum_v min(p, q), from log p and log q [..., C] of C tokens.
 
     ``tail_mass`` [...] is the mass of p on all other tokens; there at least nothing, at most the
     smaller of both masses is shared.
     """
-    p, q = np.exp(log_p), np.exp(log_q)
-    low: Floats = np.minimum(p, q).sum(-1)
-    return low, low + np.minimum(tail_mass, np.maximum(1.0 - q.sum(-1), 0.0))
+    p, q = log_p.double().exp(), log_q.double().exp()
+    low = torch.minimum(p, q).sum(-1)
+    return low, low + torch.minimum(tail_mass.double(), (1.0 - q.sum(-1)).clamp(min=0.0))
 
 
 def _score(
@@ -249,28 +248,43 @@ def _score(
     )
 
 
-def _judge(
+def _answer(
     draft: DraftModel, scores: BlockScores, text: AnchoredText, options: ReplayOptions
-) -> Replay:
-    """What the scores of one draft mean for the acceptance of its tokens."""
-    sequence, anchors, decode = text.sequence, text.anchors, options.decode
-    num_tokens = scores.greedy_ids.shape[1]
-    following = _following(text.token_ids, anchors, num_tokens)
-    left = len(text.token_ids) - 1 - np.array(anchors, dtype=np.int64)
-    proposed = left[:, None] >= np.arange(1, num_tokens + 1)
-    confidence = None if scores.confidence is None else _wide(scores.confidence)
+) -> Results:
+    """What is wanted of the scores of one draft, on its device."""
+    steps, num_tokens = options.steps, scores.greedy_ids.shape[1]
+    following = _following(text.token_ids, text.anchors, num_tokens)
+    vocabulary = draft.vocabulary.restrict(options.target_vocab_size)
+    low, high = _overlap(scores, text, steps) or (None, None)
+    return {
+        "greedy_ids": scores.greedy_ids,
+        "log_q": scores.log_q,
+        "confidence": scores.confidence,
+        "draftable": vocabulary.map_target_to_draft(steps.upload(following, draft.device)) >= 0,
+        "overlap": low,
+        "overlap_at_most": high,
+    }
+
+
+def _judge(answer: Results, text: AnchoredText, decode: DecodeOptions) -> Replay:
+    """What the answer of one draft means for the acceptance of its tokens."""
+    values = {name: None if x is None else x.numpy() for name, x in answer.items()}
+    draftable, low, high = values["draftable"], values["overlap"], values["overlap_at_most"]
+    assert draftable is not None
+    left = len(text.token_ids) - 1 - np.array(text.anchors, dtype=np.int64)
+    proposed = left[:, None] >= np.arange(1, draftable.shape[1] + 1)
+    confidence = None
+    if values["confidence"] is not None:
+        confidence = values["confidence"].astype(np.float64)
     if decode.confidence_threshold is not None:
         assert confidence is not None, "checked above"
         proposed = confident(proposed, confidence, np.array([decode.confidence_threshold]))[0]
-    acceptance = _acceptance(scores, sequence, following, anchors, decode)
-    vocabulary = draft.vocabulary.restrict(options.target_vocab_size)
-    draftable = vocabulary.map_target_to_draft(following.to(draft.device)) >= 0
     return Replay(
-        id=sequence.id,
-        expectation=Expectation(acceptance, proposed, left),
+        id=text.sequence.id,
+        expectation=Expectation(_acceptance(answer, text, decode), proposed, left),
         confidence=confidence,
-        draftable=draftable.cpu().numpy(),
-        overlap=_overlap(scores, sequence, anchors),
+        draftable=draftable,
+        overlap=None if low is None or high is None else (low, high),
     )
 
 
@@ -296,35 +310,33 @@ def _after(values: Tensor, sequence: TraceSequence, anchors: range) -> Tensor:
     return values[start :: anchors.step][: len(anchors)]
 
 
-def _acceptance(
-    scores: BlockScores,
-    sequence: TraceSequence,
-    following_MN: Tensor,
-    anchors: range,
-    decode: DecodeOptions,
-) -> Floats:
+def _acceptance(answer: Results, text: AnchoredText, decode: DecodeOptions) -> Floats:
     """min(1, q / p) at the text's tokens; for a greedy draft whether it chose them."""
+    greedy_ids, log_q, anchors = answer["greedy_ids"], answer["log_q"], text.anchors
+    assert greedy_ids is not None
     if decode.sampling.greedy or decode.draft_sampling == "greedy":
-        return _wide(scores.greedy_ids.cpu() == following_MN)
-    assert scores.log_q is not None
-    assert sequence.log_probs is not None
-    first = sequence.first_generated
+        return _wide(greedy_ids == _following(text.token_ids, anchors, greedy_ids.shape[1]))
+    log_probs, first = text.sequence.log_probs, text.sequence.first_generated
+    assert log_q is not None
+    assert log_probs is not None
     from_first = range(anchors.start - first, anchors.stop - first, anchors.step)
-    log_p = _following(sequence.log_probs, from_first, scores.log_q.shape[1])
-    return np.exp(np.minimum(_wide(scores.log_q) - _wide(log_p), 0.0))
+    log_p = _following(log_probs, from_first, log_q.shape[1])
+    return np.exp(np.minimum(_wide(log_q) - _wide(log_p), 0.0))
 
 
 def _overlap(
-    scores: BlockScores, sequence: TraceSequence, anchors: range
-) -> tuple[Floats, Floats] | None:
+    scores: BlockScores, text: AnchoredText, steps: ReplaySteps
+) -> tuple[Tensor, Tensor] | None:
+    """Where the scores are, since the candidates are many."""
     if scores.candidate_log_q is None:
         return None
+    sequence, anchors, device = text.sequence, text.anchors, scores.candidate_log_q.device
     assert sequence.top_log_probs is not None
     assert sequence.tail_mass is not None
     return bound_overlap(
-        _wide(_after(sequence.top_log_probs, sequence, anchors)),
-        _wide(_after(sequence.tail_mass, sequence, anchors)),
-        _wide(scores.candidate_log_q),
+        steps.upload(_after(sequence.top_log_probs, sequence, anchors), device),
+        steps.upload(_after(sequence.tail_mass, sequence, anchors), device),
+        scores.candidate_log_q,
     )
 
 

@@ -81,16 +81,13 @@ class TraceSequence:
             id=self.id, num_tokens=len(self.token_ids), first_generated=self.first_generated
         )
 
-    def features_of(self, layer_ids: Sequence[int]) -> Tensor:
-        """Features [T, len(layer_ids) * H] in the order asked for, as a draft's ``fc`` wants them.
+    def features_of(self, layer_ids: Sequence[int]) -> list[Tensor]:
+        """Features [T, H] of each layer, in the order asked for; views, not copies.
 
         Raises ``TraceError`` (``trace-layers-missing``).
         """
         _require_recorded(self.layer_ids, layer_ids)
-        if tuple(layer_ids) == tuple(self.layer_ids):
-            return self.features.flatten(1)
-        columns = [self.layer_ids.index(layer_id) for layer_id in layer_ids]
-        return self.features[:, columns].flatten(1)
+        return [self.features[:, self.layer_ids.index(layer_id)] for layer_id in layer_ids]
 
 
 class Trace:

@@ -78,7 +78,7 @@ def score(draft: DraftModel, steps: ReplaySteps, anchors: range, **options: Any)
     features = torch.randn(LENGTH, draft.config.feature_size, generator=generator)
     tokens = torch.randint(draft.config.vocab_size, (LENGTH,), generator=generator)
     how: Any = {"steps": steps, "memory_budget": options.pop("memory_budget", None)}
-    inputs = compute_text_input(draft, LENGTH, features.bfloat16().__getitem__, **how)
+    inputs = compute_text_input(draft, features.bfloat16().tensor_split(2, 1), **how)
     context = compute_text_context(draft, inputs, **how)
     options = {"target_vocab_size": draft.config.vocab_size, **options}
     return score_blocks([draft], context, tokens, anchors, **options, **how)[0]

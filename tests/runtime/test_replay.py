@@ -42,7 +42,7 @@ def score_readings(
 ) -> list[BlockScores]:
     settings = {"target_vocab_size": readings[0].config.vocab_size, "temperature": 0.7, **options}
     budget = {key: settings[key] for key in ("memory_budget",) if key in settings}
-    inputs = compute_text_input(readings[0], LENGTH, features.__getitem__, **budget)
+    inputs = compute_text_input(readings[0], features.tensor_split(2, 1), **budget)
     context = compute_text_context(readings[0], inputs, **budget)
     return score_blocks(readings, context, tokens, anchors, **settings)
 

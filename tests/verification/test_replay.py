@@ -293,9 +293,13 @@ def test_overlap_is_bounded_and_exact_with_all_tokens_stored() -> None:
     for kept in (1, 5, 20):
         top = np.argsort(-p, axis=-1)[:, :kept]
         largest = np.take_along_axis(p, top, -1)
-        low, high = bound_overlap(
-            np.log(largest), 1 - largest.sum(-1), np.log(np.take_along_axis(q, top, -1))
+        bounds = bound_overlap(
+            *map(
+                torch.from_numpy,
+                (np.log(largest), 1 - largest.sum(-1), np.log(np.take_along_axis(q, top, -1))),
+            )
         )
+        low, high = (each.numpy() for each in bounds)
         assert (low <= exact + 1e-12).all()
         assert (exact <= high + 1e-12).all()
     assert high - low == pytest.approx(0, abs=1e-12)

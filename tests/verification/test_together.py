@@ -55,9 +55,9 @@ class CountingSteps(ReplaySteps):
     def __init__(self) -> None:
         self.inputs = self.contexts = self.blocks = 0
 
-    def compute_input(self, draft: DraftModel, features_TF: Tensor) -> Tensor:
-        self.inputs += len(features_TF)
-        return super().compute_input(draft, features_TF)
+    def compute_input(self, draft: DraftModel, features: Sequence[Tensor]) -> Tensor:
+        self.inputs += len(features[0])
+        return super().compute_input(draft, features)
 
     def project_context(
         self, draft: DraftModel, input_TH: Tensor, positions_T: Tensor

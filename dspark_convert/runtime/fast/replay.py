@@ -6,6 +6,7 @@ rank, C candidates, D draft vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from dspark_convert.errors import DialectError, Finding
 from dspark_convert.runtime.attention import Angles, ContextKV
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.replay import PLAIN
-from dspark_convert.runtime.replay_steps import Reductions, ReplaySteps, pick, positions_of
+from dspark_convert.runtime.replay_steps import Reductions, ReplaySteps, Results, pick, positions_of
 from dspark_convert.schemas.draft import DraftConfig, LayerType
 
 try:
@@ -72,6 +73,31 @@ class FastSteps(ReplaySteps):
         if x.device == device:
             return x
         return x.contiguous().pin_memory().to(device, non_blocking=True)
+
+    def download(self, tensors: Results) -> Callable[[], Results]:
+        """See ``ReplaySteps``; waits for what was launched before this, and for nothing after."""
+        host = {name: None if x is None else _start_copy(x) for name, x in tensors.items()}
+        new_event: Any = torch.cuda.Event  # torch leaves it untyped
+        arrived = new_event()
+        arrived.record()
+
+        def wait() -> Results:
+            arrived.synchronize()
+            return host
+
+        return wait
+
+    def join(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
+        """See ``ReplaySteps``; parts go to pinned memory, which is kept, in one copy."""
+        if parts[0].device == device:
+            return super().join(parts, device)
+        width = sum(part.shape[1] for part in parts)
+        joined = torch.empty(len(parts[0]), width, dtype=parts[0].dtype, pin_memory=True)
+        column = 0
+        for part in parts:
+            joined[:, column : column + part.shape[1]] = part
+            column += part.shape[1]
+        return joined.to(device, non_blocking=True)
 
     def run_blocks(
         self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range
@@ -143,6 +169,11 @@ class _FoldedReductions(Reductions):
             )  # fmt: skip
         if self.candidate_ids.numel():
             self.candidates = pick(logits_MND[:, :1], start, self.candidate_ids, self.candidates)
+
+
+def _start_copy(x: Tensor) -> Tensor:
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return host.copy_(x, non_blocking=True)
 
 
 def _run_layer(

@@ -67,4 +67,15 @@ def put(**values: object) -> Plant:
     return plant
 
 
+def absolute_table(config: Config, tensors: Tensors) -> None:
+    """A smaller vocabulary whose table of absolute ids is in range as offsets too."""
+    ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+    kept = (ids < 1024 - 320).nonzero().squeeze(1)[:320]
+    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+        tensors[name] = tensors[name][kept].clone()
+    tensors["d2t"] = ids[kept].clone()
+    del tensors["t2d"]
+    config["draft_vocab_size"] = len(kept)
+
+
 ONE_PLUS_N_DECLARED = put(sample_from_anchor=False, dspark_bonus_anchor=True)

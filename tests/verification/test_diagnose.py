@@ -36,6 +36,7 @@ from .diagnoses import (
     Config,
     Plant,
     Tensors,
+    absolute_table,
     by_id,
     put,
     run,
@@ -111,17 +112,6 @@ def noise(name: str) -> Plant:
         tensors[name] = (drawn * old.std()).to(tensors[name].dtype)
 
     return plant
-
-
-def absolute_table(config: Config, tensors: Tensors) -> None:
-    """A smaller vocabulary whose table of absolute ids is in range as offsets too."""
-    ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
-    kept = (ids < 1024 - 320).nonzero().squeeze(1)[:320]
-    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
-        tensors[name] = tensors[name][kept].clone()
-    tensors["d2t"] = ids[kept].clone()
-    del tensors["t2d"]
-    config["draft_vocab_size"] = len(kept)
 
 
 LAST_LAYER = put(aux_hidden_state_layer_ids=[1, 3, 6])

@@ -44,6 +44,7 @@ def test_speculators_to_dense_and_back(
     assert config_of(tmp_path / "speculators")["aux_hidden_state_layer_ids"] == aux
     assert tensors_of(tmp_path / "speculators") == tensors_of(source)
     convert(tmp_path / "speculators", tmp_path / "dense-again")
-    assert files_of(tmp_path / "dense-again")["config.json"] == (
-        files_of(tmp_path / "dense")["config.json"]
+    assert (
+        files_of(tmp_path / "dense-again")["config.json"]
+        == (files_of(tmp_path / "dense")["config.json"])
     )

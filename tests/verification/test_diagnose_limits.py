@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from dspark_convert.cli.verify import app
 from dspark_convert.errors import UsageError
 from dspark_convert.schemas.diagnosis import Diagnosis
+from dspark_convert.schemas.published import schema_of
 from dspark_convert.verification.hypotheses import HYPOTHESES, NotApplicableError
 from dspark_convert.verification.judgement import MIN_TEXTS
 from dspark_convert.verification.paired import Resampler
@@ -116,7 +118,9 @@ def test_the_command_runs_a_target(tmp_path: Path) -> None:
     options = ["--prompts", str(prompts), "--max-new-tokens", "4", "--temperature", "1"]
     result = CliRunner().invoke(app, [*arguments, *options])
     assert result.exit_code == 4, result.output
-    diagnosis = Diagnosis.model_validate(json.loads(result.stdout))
+    document = json.loads(result.stdout)
+    Draft202012Validator(schema_of("diagnosis")).validate(document)
+    diagnosis = Diagnosis.model_validate(document)
     assert (diagnosis.verdict, diagnosis.texts, diagnosis.temperature) == ("undecided", 2, 1.0)
     assert by_id(diagnosis)["layer-ids-plus-1"].accepted_length is not None
 

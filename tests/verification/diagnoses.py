@@ -26,8 +26,10 @@ Tensors = dict[str, Tensor]
 Plant = Callable[[Config, Tensors], None]
 
 
-def record_trace(folder: Path, *, every: int, max_new_tokens: int) -> Trace:
-    """Every layer of the tiny target on every n-th prompt, at temperature 1."""
+def record_trace(
+    folder: Path, *, every: int, max_new_tokens: int, temperature: float = 1.0
+) -> Trace:
+    """Every layer of the tiny target on every n-th prompt."""
     lines = (TINY / "prompts.jsonl").read_text().splitlines(keepends=True)[::every]
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(lines))
@@ -38,7 +40,7 @@ def record_trace(folder: Path, *, every: int, max_new_tokens: int) -> Trace:
         prompts=prompts,
         layers="all",
         max_new_tokens=max_new_tokens,
-        sampling=SamplingOptions(temperature=1.0),
+        sampling=SamplingOptions(temperature=temperature),
         dtype=torch.float32,
     )
     record(options)

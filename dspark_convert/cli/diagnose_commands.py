@@ -212,6 +212,7 @@ def _find_suspect(options: VerifyOptions, on_progress: Progress) -> tuple[Suspec
             target=options.target_weights,
             device=options.torch_device(),
             dtype=options.torch_dtype(),
+            trust_remote_code=options.trust_remote_code,
         )
         return suspect, decode
     suspect = suspect_of_target(_record_options(options), on_progress=on_progress)

@@ -17,6 +17,9 @@ from dspark_convert.errors import CheckpointError, Finding
 from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.rope import TRANSFORMERS_MAJOR
 
+LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
+"""What transformers raises for files that it cannot load; the last for code of a checkpoint."""
+
 
 def load_target(
     path: Path | str,
@@ -53,17 +56,27 @@ def load_target(
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except LOADING_ERRORS as error:
         raise CheckpointError(
             Finding(
                 code="target-unreadable",
                 message=f"transformers cannot load the target: {error}",
                 file=str(path),
-                hint="give the folder of a causal language model stored as safetensors",
+                hint=loading_hint(error)
+                or "give the folder of a causal language model stored as safetensors",
             )
         ) from error
     _require_complete(information["missing_keys"], path)
     return CausalTarget(model if device_map is not None else model.to(device))
+
+
+def loading_hint(error: BaseException) -> str | None:
+    """What to do where code of the checkpoint is in the way; None for other errors."""
+    if isinstance(error, ImportError):
+        return "install what it needs"
+    if "trust_remote_code" in str(error):
+        return "read the code in its folder; if you trust it, give --trust-remote-code"
+    return None
 
 
 def adopt_rope_parameters(text_config: Any, path: Path | str) -> None:

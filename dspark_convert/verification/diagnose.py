@@ -17,9 +17,14 @@ from dspark_convert.runtime.replay import PLAIN
 from dspark_convert.runtime.replay_steps import ReplaySteps
 from dspark_convert.schemas.diagnosis import DecisionRule, Diagnosis, HypothesisResult
 from dspark_convert.schemas.trace import TraceHeader
-from dspark_convert.verification.acceptance import USELESS_BELOW
 from dspark_convert.verification.hypotheses import HYPOTHESES, NotApplicableError
-from dspark_convert.verification.judgement import Judge, Trial, best_of_each, decision_rule
+from dspark_convert.verification.judgement import (
+    Judge,
+    Trial,
+    best_of_each,
+    decision_rule,
+    drafts_badly,
+)
 from dspark_convert.verification.paired import Scores, score_readings
 from dspark_convert.verification.screening import find_stride, screen
 from dspark_convert.verification.suspect import Subject, Suspect
@@ -139,15 +144,15 @@ def _verdict(
     declared = results[0]
     if texts < rule.min_texts:
         return "undecided", "as-declared", f"{texts} texts; {rule.min_texts} are needed"
-    hints = [result for result in results if result.status == "hint"]
+    better = [result for result in results if result.status == "hint"]
+    hints = [result for result in better if not drafts_badly(result.accepted_length)]
     if hints:
         reason = (
             f"{hints[0].id} looks better, but not beyond what {rule.comparisons} comparisons "
             "show by chance; record more texts"
         )
         return "undecided", "as-declared", reason
-    length = declared.accepted_length
-    if length is None or length < USELESS_BELOW:
+    if drafts_badly(declared.accepted_length):
         return "undecided", "as-declared", "it drafts badly, and no reading tried explains it"
     return "healthy", "as-declared", "nothing better found"
 

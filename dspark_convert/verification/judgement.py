@@ -10,6 +10,7 @@ import numpy as np
 
 from dspark_convert.schemas.diagnosis import DecisionRule, HypothesisResult
 from dspark_convert.schemas.report import Interval
+from dspark_convert.verification.acceptance import USELESS_BELOW
 from dspark_convert.verification.expectation import Floats
 from dspark_convert.verification.hypotheses import Hypothesis, Reading
 from dspark_convert.verification.paired import Resampler, Scores
@@ -101,7 +102,8 @@ class Judge:
         loses = any(part.loses for part in both)
         gains = any(part.gains for part in both) and not loses
         hints = any(part.hints for part in both) and not loses
-        status: Status = "cause" if gains and self.enough else "hint" if hints else "rejected"
+        found = gains and self.enough and not drafts_badly(own.accepted_length)
+        status: Status = "cause" if found else "hint" if hints else "rejected"
         return self._result(trial, own, status, both)
 
     def rule_out(self, trial: Trial, own: Scores) -> HypothesisResult | None:
@@ -159,6 +161,11 @@ class Judge:
             "overlap_at_most": float(own.overlap_at_most.sum()) / anchors if known else None,
             "accepted_tokens": float(own.accepted_tokens.sum()) / anchors,
         }
+
+
+def drafts_badly(accepted_length: float | None) -> bool:
+    """Whether a draft is of no use; a reading under which it stays so explains nothing."""
+    return accepted_length is None or accepted_length < USELESS_BELOW
 
 
 def best_of_each(results: Sequence[HypothesisResult]) -> list[HypothesisResult]:

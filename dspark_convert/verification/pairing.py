@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from dspark_convert.errors import Findings
 from dspark_convert.formats.target import TargetWeights, judge_pairing
+from dspark_convert.runtime.load_target import LOADING_ERRORS, loading_hint
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.report import CheckResult, PairingNumbers
 from dspark_convert.schemas.trace import TraceHeader
@@ -64,12 +65,13 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any | No
         return None
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except LOADING_ERRORS as error:
         raise prompt_error(
             "tokenizer-unreadable",
             f"transformers cannot load the tokenizer: {error}",
             folder.name,
-            hint="repair the tokenizer files, or give --prompts with prompt_token_ids",
+            hint=loading_hint(error)
+            or "repair the tokenizer files, or remove them and give prompt_token_ids",
         ) from error
 
 

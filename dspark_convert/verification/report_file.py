@@ -28,7 +28,7 @@ def read_report(path: Path) -> VerifyReport:
         ReportError: ``report-invalid``, with the first key that does not fit.
         CheckpointError: the file cannot be read, or is not JSON.
     """
-    return _read(path, VerifyReport, "report", "dspark-verify check --report")
+    return _read(path, VerifyReport, "report-invalid", "dspark-verify check --report")
 
 
 def read_diagnosis(path: Path) -> Diagnosis:
@@ -38,10 +38,10 @@ def read_diagnosis(path: Path) -> Diagnosis:
         ReportError: ``diagnosis-invalid``, with the first key that does not fit.
         CheckpointError: the file cannot be read, or is not JSON.
     """
-    return _read(path, Diagnosis, "diagnosis", "dspark-verify diagnose --json")
+    return _read(path, Diagnosis, "diagnosis-invalid", "dspark-verify diagnose --json")
 
 
-def _read(path: Path, model: type[Document], name: str, written_by: str) -> Document:
+def _read(path: Path, model: type[Document], code: str, written_by: str) -> Document:
     document = read_json(path, limit=MAX_REPORT_BYTES)
     try:
         return model.model_validate(document)
@@ -49,7 +49,7 @@ def _read(path: Path, model: type[Document], name: str, written_by: str) -> Docu
         first = error.errors(include_url=False)[0]
         raise ReportError(
             Finding(
-                code=f"{name}-invalid",
+                code=code,
                 message=f"not what {written_by} writes: {first['msg']}",
                 file=path.name,
                 key=".".join(map(str, first["loc"])) or None,

@@ -238,8 +238,8 @@ def _run_replay(
     run = ReplayRun(draft, trace, replay, on_progress=on_progress)
     report.add(lambda: run.check_acceptance(settings))
     if options.worst:
-        weights = options.target_weights
-        tokenizer = None if weights is None else load_tokenizer(weights)
+        weights, trust = options.target_weights, options.trust_remote_code
+        tokenizer = None if weights is None else load_tokenizer(weights, trust_remote_code=trust)
         report.worst = worst_texts(run.marks, options.worst, tokenizer)
     if draft.confidence_head is None:
         report.skip(("confidence",), "the draft has no confidence head")

@@ -81,8 +81,11 @@ def suspect_of_trace(
     target: Path | None = None,
     device: torch.device = _CPU,
     dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
 ) -> Suspect:
     """A draft and a recorded trace; ``target`` is a folder to read single tensors from.
+
+    ``trust_remote_code``: whether code of that folder may run, to find its norm and tokenizer.
 
     Raises:
         CheckpointError, DialectError, DraftError: the draft cannot be read (see ``load_draft``).
@@ -108,7 +111,8 @@ def suspect_of_trace(
             overrides=file.overrides,
             stand_ins=_fitting(stand_ins, file.source),
         )
-        subject = Subject(draft, _surroundings(header, weights, stand_ins), trace)
+        around = _surroundings(header, weights, stand_ins, trust_remote_code)
+        subject = Subject(draft, around, trace)
     return Suspect(display_name(folder), recorded.name, tuple(file.findings), static, subject)
 
 
@@ -140,7 +144,8 @@ def suspect_of_target(options: RecordOptions, *, on_progress: Progress) -> Suspe
         texts = _run(options, header, weights, inputs, on_progress)
         # Texts may have ended before the limit that the header was planned with.
         header = header.model_copy(update={"sequences": tuple(text.entry for text in texts)})
-        subject = Subject(draft, _surroundings(header, weights, {}), texts)
+        around = _surroundings(header, weights, {}, options.trust_remote_code)
+        subject = Subject(draft, around, texts)
     name, target = display_name(options.draft), display_name(options.target)
     return Suspect(name, target, tuple(file.findings), static, subject)
 
@@ -188,7 +193,7 @@ def _cause(cause_id: StaticId, reason: str, fix: str) -> HypothesisResult:
 
 
 def _surroundings(
-    header: TraceHeader, weights: TargetWeights | None, recorded: Mapping[str, Tensor]
+    header: TraceHeader, weights: TargetWeights | None, recorded: Mapping[str, Tensor], trust: bool
 ) -> Surroundings:
     if weights is None:
         return Surroundings(header, tensors=recorded)
@@ -196,22 +201,22 @@ def _surroundings(
         header,
         config=weights.config,
         tensors={name: read_weight(weights.supply(name), _CPU) for name in (EMBEDDING, LM_HEAD)},
-        norm=_final_norm(weights),
-        special_token_ids=_special_token_ids(weights),
+        norm=_final_norm(weights, trust),
+        special_token_ids=_special_token_ids(weights, trust),
     )
 
 
-def _final_norm(weights: TargetWeights) -> nn.Module | None:
+def _final_norm(weights: TargetWeights, trust: bool) -> nn.Module | None:
     try:
-        return load_target_head(weights, torch.float32).norm
+        return load_target_head(weights, torch.float32, trust_remote_code=trust).norm
     except TraceError:
         return None
 
 
-def _special_token_ids(weights: TargetWeights) -> tuple[int, ...]:
+def _special_token_ids(weights: TargetWeights, trust: bool) -> tuple[int, ...]:
     """Tokens that text does not contain, and the first row past the tokenizer."""
     try:
-        tokenizer = load_tokenizer(weights.checkpoint.folder)
+        tokenizer = load_tokenizer(weights.checkpoint.folder, trust_remote_code=trust)
     except PromptError:
         tokenizer = None
     if tokenizer is None:

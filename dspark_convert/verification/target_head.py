@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dspark_convert.formats.target import TargetWeights
 from dspark_convert.formats.tensors import EMBEDDING
 from dspark_convert.runtime.load import read_weight
+from dspark_convert.runtime.load_target import LOADING_ERRORS
 from dspark_convert.verification.trace_file import TraceError, trace_error
 
 _CHUNK = 256
@@ -41,18 +42,24 @@ class TargetHead:
         return torch.cat(chosen), torch.cat(gaps)
 
 
-def load_target_head(weights: TargetWeights, dtype: torch.dtype) -> TargetHead:
+def load_target_head(
+    weights: TargetWeights, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> TargetHead:
     """Read final norm and output head of a target, in ``dtype``, and nothing else of it.
+
+    Where code of the folder may not run, that is an error: transformers must not ask on stdout.
 
     Raises ``TraceError`` (``target-head-unsupported``).
     """
     folder = weights.checkpoint.folder
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, trust_remote_code=trust_remote_code
+            )
         decoder = model.get_decoder()
-    except (OSError, ValueError, KeyError) as error:
+    except LOADING_ERRORS as error:
         raise _unsupported(str(error)) from error
     norm = getattr(decoder, "norm", None)
     if not isinstance(norm, nn.Module):

@@ -11,10 +11,12 @@ from typing import Any
 from xml.etree import ElementTree as XML
 
 import pytest
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from dspark_convert.cli.verify import app
 from dspark_convert.schemas.diagnosis import DecisionRule, Diagnosis, HypothesisResult
+from dspark_convert.schemas.published import schema_of
 from tests.conftest import ROOT, Outcome
 from tests.reports.documents import HOSTILE, acceptance, report
 
@@ -190,6 +192,7 @@ def test_compare_shows_what_changed(save: Save) -> None:
     assert "2.000 -> 1.500, a drop of 0.500" in outcome.out
     assert "a drop of 0.4 is allowed" in outcome.out
     document = verify(*options, "--json").json
+    Draft202012Validator(schema_of("comparison")).validate(document)
     assert document["verdict"] == "fail"
     assert document["accepted_length"]["drop"] == 0.5
     assert verify(*options, "--quiet").out == ""

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dspark_convert.conversion.engine_report import report_engines
-from dspark_convert.conversion.engines import CLAIMS, WRITTEN_FOR
+from dspark_convert.conversion.engines import WRITTEN_FOR
 from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
 from dspark_convert.errors import DraftError
@@ -17,13 +17,12 @@ from dspark_convert.formats.dialects import DENSE, SPECFORGE, SPECULATORS
 from dspark_convert.formats.overrides import Overrides
 from dspark_convert.formats.read import read_draft
 from dspark_convert.formats.rules import Dialect
-from dspark_convert.schemas.draft import DraftConfig
+from dspark_convert.schemas.draft import DraftConfig, Layout
 
 from .generated import configs, store, tensors_of_config
 from .helpers import tensors_of
 
 OFFSETS = Overrides(d2t="offsets")
-CODES = {claim.code for claim in CLAIMS} | {"own-head-ignored"}
 BORROWED = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -53,8 +52,53 @@ def test_draft_is_written_for_an_engine_as_meant_or_refused(
             codes, hints = set(), []
             run_conversion(conversion, output)
             check_result(config, source, output, key)
-        assert codes <= CODES
+        assert codes == unfit(config, key, stored_head="lm_head.weight" in tensors)
         assert all(hints)
+
+
+def unfit(config: DraftConfig, key: str, *, stored_head: bool) -> set[str]:
+    """What an engine cannot run of a draft, however it is spelled: all that may be refused."""
+    full = config.draft_vocab_size == config.vocab_size
+    wider = config.draft_vocab_size > config.vocab_size
+    slides, bonus = bool(config.sliding_window), config.layout is Layout.BONUS_ANCHOR
+    bidirectional = config.sliding_window_non_causal
+    markov = config.markov_head_type if config.markov_rank else ""
+    last = config.num_target_layers is not None and (
+        config.num_target_layers - 1 in config.target_layer_ids
+    )
+    faults = {
+        "vllm": {
+            "markov-head-unsupported": markov in ("gated", "rnn"),
+            "activation-unsupported": config.hidden_act != "silu",
+        },
+        "sglang": {
+            "vocabulary-unsupported": not full,
+            "own-head-ignored": stored_head,
+            "markov-head-missing": not markov,
+            "layer-id-unsupported": -1 in config.target_layer_ids or last,
+            "rnn-state-misread": bonus and markov == "rnn",
+            "activation-unsupported": config.hidden_act != "silu",
+        },
+        "llama.cpp": {
+            "markov-head-unsupported": markov in ("gated", "rnn"),
+            "activation-unsupported": config.hidden_act != "silu",
+            "attention-bias-unsupported": config.attention_bias,
+            "target-width-unsupported": config.target_hidden_size not in (None, config.hidden_size),
+            "vocabulary-unsupported": wider,
+            "own-head-ignored": stored_head and (full or wider),
+            "causality-misread": slides
+            and not bidirectional
+            and "full_attention" in config.layer_types,
+        },
+        "deepspec": {
+            "vocabulary-unsupported": not full,
+            "layout-unsupported": bonus,
+            "window-unsupported": slides,
+            "embedding-missing": not stored_head,
+            "lm-head-missing": not stored_head,
+        },
+    }[key]
+    return {code for code, holds in faults.items() if holds}
 
 
 def check_result(config: DraftConfig, source: Path, output: Path, key: str) -> None:

@@ -13,11 +13,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from dspark_convert.cli import convert, verify
 from dspark_convert.schemas.gate import GateFile
+from dspark_convert.schemas.published import schema_of
 from tests.conftest import ROOT, Outcome
+from tests.hub.conftest import hub, hub_process
+from tests.hub.server import HubServer
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["hub", "hub_process"]  # fixtures, which a test asks for by name
 
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -119,6 +130,25 @@ def test_commands_of_the_pipeline_run_and_write_every_form(released: Path) -> No
     assert json.loads((released / "report.json").read_text())["gate"]["verdict"] == "pass"
 
 
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_recipe_of_the_push_publishes_the_draft_and_its_numbers(
+    released: Path, hub: HubServer
+) -> None:
+    (recipe,) = blocks("pipeline.md", "sh")
+    assert recipe.startswith("dspark-convert push build/pipeline/dense OWNER/NAME ")
+    done = run(shlex.split(recipe))
+    assert done.code == 0, done
+    repo = hub.repos["OWNER/NAME"]
+    assert repo.private
+    for name in ("config.json", "model.safetensors", "dspark_conversion.json"):
+        assert repo.tree[name] == (released / "dense" / name).read_bytes()
+    report = json.loads((released / "report.json").read_text())
+    (acceptance,) = [check for check in report["checks"] if check["id"] == "acceptance"]
+    card = repo.tree["README.md"]
+    assert isinstance(card, bytes)
+    assert f"{acceptance['numbers']['accepted_length']:.2f}" in card.decode()
+
+
 @pytest.mark.parametrize(
     ("flipped", "check"),
     [
@@ -151,5 +181,6 @@ def test_examples_of_python_run(clone: Path) -> None:
 
 def test_every_gate_key_is_explained() -> None:
     (thresholds,) = blocks("pipeline.md", "toml")
+    Draft202012Validator(schema_of("gate")).validate(tomllib.loads(thresholds))
     for key in {*GateFile.model_fields} - {"schema_version"}:
         assert key in thresholds

@@ -21,12 +21,12 @@ from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
 from dspark_convert.schemas.draft import Layout
 from fixtures.broken.edits import Edit, cut, prefix_all, put
+from tests.conversion.written_for import VARIANTS, refused
 
 from .lift import Quiet, engine_root, lift
 from .toys import add_backbone, confidence_head, refusal, unfilled, weights_of
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "golden"
-VARIANTS: list[str] = json.loads((GOLDEN / "manifest.json").read_text())["variants"]
 DENSE, REDUCED = "dense_vanilla_bf16", "spec_vanilla_reduced_anchor_bf16"
 TARGET_LAYERS = 4
 
@@ -112,6 +112,12 @@ def verdict(folder: Path) -> str:
     return report.verdict
 
 
+def refused_for(folder: Path) -> set[str]:
+    """The codes of the refusals that ``engines`` tells of."""
+    (report,) = [r for r in report_engines(folder).engines if r.engine == "SGLang"]
+    return {note.code for note in report.notes if note.verdict == "refuses"}
+
+
 @pytest.mark.parametrize("with_target", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_written_for_sglang_is_read_as_meant(
@@ -120,9 +126,9 @@ def test_what_is_written_for_sglang_is_read_as_meant(
     target = GOLDEN / json.loads((GOLDEN / variant / "expected.json").read_text())["verifier"]
     source, engine = GOLDEN / variant / "checkpoint", sglang()
     options = {"written_for": "sglang", "target": target if with_target else None}
-    codes = refusal(source, **options)
+    codes = refused("sglang", variant, with_target=with_target)
+    assert refusal(source, **options) == codes
     if codes:
-        assert codes <= {"vocabulary-unsupported", "markov-head-missing", "own-head-ignored"}
         return
     conversion = plan_to_dense(source, **options)
     run_conversion(conversion, tmp_path / "out")
@@ -161,17 +167,32 @@ def test_number_of_the_launch_line_is_the_number_drafted(
     assert runtime.gamma == report.num_speculative_tokens
 
 
-READ_OR_NOT: dict[str, tuple[str, tuple[Edit, ...]]] = {
-    "speculators": (REDUCED, ()),
-    "speculators, full": ("spec_vanilla_full_anchor_fp32", ()),
-    "dense": (DENSE, ()),
-    "dense, gated": ("dense_gated_fp32", ()),
-    "dense, rnn": ("dense_rnn_bf16", ()),
-    "prefixed": (DENSE, (prefix_all("model."),)),
-    "the embedding as a feature": (DENSE, (put(target_layer_ids=[-1, 1, 2]),)),
-    "no markov_rank": (DENSE, (cut("markov_rank"),)),
-    "no markov_head_type": (DENSE, (cut("markov_head_type"),)),
-    "no model_type": (DENSE, (cut("model_type"),)),
+Refusal = tuple[set[str], str]
+"""The codes that we give, and some words of the engine's own ValueError."""
+NO_TYPE = "Should have a `model_type` key"
+READ_OR_NOT: dict[str, tuple[str, tuple[Edit, ...], Refusal | None]] = {
+    "speculators": (REDUCED, (), ({"dialect-unread", "vocabulary-unsupported"}, NO_TYPE)),
+    "speculators, full": (
+        "spec_vanilla_full_anchor_fp32",
+        (),
+        ({"dialect-unread"}, NO_TYPE),
+    ),
+    "dense": (DENSE, (), None),
+    "dense, gated": ("dense_gated_fp32", (), None),
+    "dense, rnn": ("dense_rnn_bf16", (), None),
+    "prefixed": (DENSE, (prefix_all("model."),), None),
+    "the embedding as a feature": (
+        DENSE,
+        (put(target_layer_ids=[-1, 1, 2]),),
+        ({"layer-id-unsupported"}, "out-of-range layer id"),
+    ),
+    "no markov_rank": (DENSE, (cut("markov_rank"),), ({"key-unread"}, "requires markov_rank > 0")),
+    "no markov_head_type": (
+        DENSE,
+        (cut("markov_head_type"),),
+        ({"key-unread"}, "requires markov_head_type"),
+    ),
+    "no model_type": (DENSE, (cut("model_type"),), ({"key-unread"}, NO_TYPE)),
 }
 
 
@@ -179,13 +200,16 @@ READ_OR_NOT: dict[str, tuple[str, tuple[Edit, ...]]] = {
 @pytest.mark.filterwarnings("ignore")
 def test_what_engines_calls_refused_is_refused(case: str, draft: Callable[..., Path]) -> None:
     sglang()
-    base, edits = READ_OR_NOT[case]
+    base, edits, expected = READ_OR_NOT[case]
     folder = draft(*edits, base=base)
-    if verdict(folder) == "refuses":
-        with pytest.raises((ValueError, AssertionError, KeyError)):
-            load(folder)
-    else:
+    if expected is None:
+        assert refused_for(folder) == set()
         assert unfilled(load(folder)) == set()
+        return
+    codes, words = expected
+    assert refused_for(folder) == codes
+    with pytest.raises(ValueError, match=words):
+        load(folder)
 
 
 def test_reduced_vocabulary_is_refused_also_when_flattened(tmp_path: Path) -> None:

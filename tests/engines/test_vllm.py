@@ -22,12 +22,12 @@ from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
 from dspark_convert.schemas.draft import Layout
 from fixtures.broken.edits import Edit, cut, drop, prefix_all, put, rename, zeros
+from tests.conversion.written_for import VARIANTS, refused
 
 from .lift import Quiet, engine_root, lift
 from .toys import Plain, add_backbone, confidence_head, refusal, unfilled, weights_of
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "golden"
-VARIANTS: list[str] = json.loads((GOLDEN / "manifest.json").read_text())["variants"]
 DENSE, REDUCED = "dense_vanilla_bf16", "spec_vanilla_reduced_anchor_bf16"
 BORROWED = {"model.embed_tokens.weight", "lm_head.weight"}
 
@@ -127,6 +127,12 @@ def verdict(folder: Path) -> str:
     return report.verdict
 
 
+def refused_for(folder: Path) -> set[str]:
+    """The codes of the refusals that ``engines`` tells of."""
+    (report,) = [r for r in report_engines(folder).engines if r.engine == "vLLM"]
+    return {note.code for note in report.notes if note.verdict == "refuses"}
+
+
 @pytest.mark.parametrize("expand", [False, True])
 @pytest.mark.parametrize("with_target", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -140,9 +146,9 @@ def test_what_is_written_for_vllm_is_read_as_meant(
         "expand_vocabulary": expand,
     }
     source = GOLDEN / variant / "checkpoint"
-    codes = refusal(source, **options)
+    codes = refused("vllm", variant, with_target=with_target, expand=expand)
+    assert refusal(source, **options) == codes
     if codes:
-        assert codes <= {"markov-head-unsupported", "vocabulary-not-reduced"}
         return
     plan = plan_to_dense(source, **options).plan
     out = convert(source, tmp_path / "out", **options)
@@ -159,31 +165,61 @@ def test_what_is_written_for_vllm_is_read_as_meant(
     assert (toy.model.confidence_head is not None) == draft.enable_confidence_head
 
 
-READ_OR_NOT: dict[str, tuple[str, tuple[Edit, ...]]] = {
-    "speculators": (REDUCED, ()),
-    "speculators, gated": ("spec_gated_reduced_1plusN_bf16", ()),
-    "speculators, full": ("spec_vanilla_full_anchor_fp32", ()),
-    "dense": (DENSE, ()),
-    "dense, gated": ("dense_gated_fp32", ()),
-    "dense, rnn": ("dense_rnn_bf16", ()),
-    "prefixed": (DENSE, (prefix_all("model."),)),
-    "the other name of the table": (REDUCED, (rename("d2t", "draft_id_to_target_id"),)),
-    "a needless table": (DENSE, (zeros("d2t", "I64", 320),)),
-    "no markov_rank": (DENSE, (cut("markov_rank"),)),
-    "input of the confidence head": (DENSE, (cut("confidence_head_with_markov"),)),
-    "no enable_confidence_head": (DENSE, (cut("enable_confidence_head"),)),
+Refusal = tuple[str, type[Exception], str]
+"""The code that we give, and the engine's own exception with some of its words."""
+NO_HEAD = ("markov-head-unsupported", ValueError)
+READ_OR_NOT: dict[str, tuple[str, tuple[Edit, ...], Refusal | None]] = {
+    "speculators": (REDUCED, (), None),
+    "speculators, gated": (
+        "spec_gated_reduced_1plusN_bf16",
+        (),
+        (*NO_HEAD, "named 'markov_head.gate_up_proj'"),
+    ),
+    "speculators, full": ("spec_vanilla_full_anchor_fp32", (), None),
+    "dense": (DENSE, (), None),
+    "dense, gated": ("dense_gated_fp32", (), (*NO_HEAD, "named 'markov_head.gate_up_proj'")),
+    "dense, rnn": ("dense_rnn_bf16", (), (*NO_HEAD, "named 'markov_head.joint_proj'")),
+    "prefixed": (
+        DENSE,
+        (prefix_all("model."),),
+        ("prefix-unread", ValueError, "no module or parameter named 'model'"),
+    ),
+    "the other name of the table": (
+        REDUCED,
+        (rename("d2t", "draft_id_to_target_id"),),
+        ("d2t-name-unread", ValueError, "must include a d2t mapping"),
+    ),
+    "a needless table": (
+        DENSE,
+        (zeros("d2t", "I64", 320),),
+        ("d2t-full-vocabulary", ValueError, "named 'draft_id_to_target_id'"),
+    ),
+    "no markov_rank": (
+        DENSE,
+        (cut("markov_rank"),),
+        ("key-unread", AttributeError, "no attribute 'markov_rank'"),
+    ),
+    "input of the confidence head": (
+        DENSE,
+        (cut("confidence_head_with_markov"),),
+        ("confidence-input-misread", AssertionError, "Attempted to load weight"),
+    ),
+    "no enable_confidence_head": (DENSE, (cut("enable_confidence_head"),), None),
 }
 
 
 @pytest.mark.parametrize("case", READ_OR_NOT)
 def test_what_engines_calls_refused_is_refused(case: str, draft: Callable[..., Path]) -> None:
-    base, edits = READ_OR_NOT[case]
+    base, edits, expected = READ_OR_NOT[case]
     folder = draft(*edits, base=base)
-    if verdict(folder) == "refuses":
-        with pytest.raises((ValueError, AssertionError, AttributeError)):
-            load(folder)
-    else:
+    if expected is None:
+        assert refused_for(folder) == set()
         assert unfilled(load(folder)) <= BORROWED
+        return
+    code, error, words = expected
+    assert refused_for(folder) == {code}
+    with pytest.raises(error, match=words):
+        load(folder)
 
 
 def test_absent_bias_of_the_confidence_head_stays_as_it_was(draft: Callable[..., Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ import huggingface_hub.file_download as file_download
 import pytest
 from huggingface_hub.utils import close_session
 
+from dspark_convert.conversion import plan_to_dense, run_conversion
 from tests.hub.repos import Repo, Tree
 from tests.hub.server import HubServer, running_hub
-from tests.hub.sources import DRAFT, NAME, Publish
+from tests.hub.sources import COMMIT, DRAFT, NAME, Publish
 
 
 @pytest.fixture(scope="session")
@@ -69,3 +71,19 @@ def source(golden: Path) -> Path:
 @pytest.fixture
 def repo(publish: Publish, source: Path) -> Repo:
     return publish(NAME, source, {"README.md": b"# A draft\n", "notes/x.bin": b"x"})
+
+
+@pytest.fixture(scope="module")
+def original(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense draft made from a repository; the snapshot lies as in the cache of the Hub."""
+    root = tmp_path_factory.mktemp("original")
+    snapshot = root / "models--org--draft" / "snapshots" / COMMIT
+    shutil.copytree(golden / DRAFT, snapshot)
+    (snapshot / "README.md").write_text("---\nlicense: mit\n---\n# A draft\n")
+    run_conversion(plan_to_dense(snapshot, written_for="vllm"), root / "dense")
+    return root / "dense"
+
+
+@pytest.fixture
+def converted(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path / "dense")

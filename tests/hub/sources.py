@@ -9,6 +9,7 @@ from tests.hub.repos import Repo
 
 DRAFT = "spec_vanilla_reduced_anchor_bf16/checkpoint"
 NAME = "org/draft"
+COMMIT = "c0ffee" + "0" * 34
 WEIGHTS = r"/resolve/[^/]+/model\.safetensors$"
 Cli = Callable[..., Any]
 Publish = Callable[..., Repo]

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -17,35 +16,18 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from dspark_convert.conversion import plan_to_dense, run_conversion
 from dspark_convert.schemas.published import schema_text
 from tests.hub.server import Fault, HubServer, Repo
+from tests.hub.sources import COMMIT
 
 SOURCE = "spec_vanilla_reduced_anchor_bf16/checkpoint"
 SHARDED = "spec_rnn_full_anchor_sharded_bf16/checkpoint"
 NAME = "me/draft-dense"
-COMMIT = "c0ffee" + "0" * 34
 Cli = Callable[..., Any]
 
 # huggingface_hub hands files to its HTTP library in a way that the latter no longer likes.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 Publish = Callable[..., Repo]
-
-
-@pytest.fixture(scope="module")
-def original(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dense draft made from a repository; the snapshot lies as in the cache of the Hub."""
-    root = tmp_path_factory.mktemp("original")
-    snapshot = root / "models--org--draft" / "snapshots" / COMMIT
-    shutil.copytree(golden / SOURCE, snapshot)
-    (snapshot / "README.md").write_text("---\nlicense: mit\n---\n# A draft\n")
-    run_conversion(plan_to_dense(snapshot, written_for="vllm"), root / "dense")
-    return root / "dense"
-
-
-@pytest.fixture
-def converted(original: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(original, tmp_path / "dense")
 
 
 def front_matter(card: bytes) -> dict[str, Any]:
@@ -391,3 +373,19 @@ def test_local_edit_of_the_card_is_published(hub: HubServer, converted: Path, cl
     card = hub.repos[NAME].tree["README.md"]
     assert isinstance(card, bytes)
     assert b"# Written after the conversion\n" in card
+
+
+@pytest.mark.parametrize("where", ["here", "on the Hub"])
+def test_card_that_is_no_text_is_refused(
+    where: str, hub: HubServer, converted: Path, cli: Cli
+) -> None:
+    card = "# Entwürfe\n".encode("latin-1")
+    if where == "here":
+        (converted / "README.md").write_bytes(card)
+    else:
+        hub.repo(NAME, {"README.md": card})
+    before = dict(hub.repos)
+    outcome = cli("push", converted, NAME, "--yes", "--json")
+    assert (outcome.code, outcome.codes) == (3, ["card-unreadable"])
+    assert [verb for verb, _, _ in hub.requests if verb not in ("GET", "HEAD")] == []
+    assert hub.repos == before

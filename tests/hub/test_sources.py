@@ -251,7 +251,9 @@ def test_moved_revision_is_noticed(hub: HubServer, repo: Repo, cli: Cli) -> None
 
 def test_branch_is_resolved_to_its_commit(hub: HubServer, repo: Repo, cli: Cli) -> None:
     commit = repo.commit({**repo.tree}, ref="dev")
-    assert cli("inspect", f"hf://{NAME}@dev", "--json").json["name"] == f"{NAME}@{commit}"
+    outcome = cli("inspect", f"hf://{NAME}@dev", "--json")
+    assert outcome.json["name"] == f"{NAME}@{commit}"
+    assert f"note hub-commit: hf://{NAME}@dev is commit {commit}" in " ".join(outcome.err.split())
 
 
 def test_move_between_two_requests_is_refused(

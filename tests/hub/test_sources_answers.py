@@ -30,6 +30,7 @@ from tests.hub.sources import NAME, WEIGHTS, Cli, Publish
         (403, {"X-Error-Message": "Access to this resource is disabled."}, "repo-disabled"),
         (404, {"X-Error-Code": "RepoNotFound"}, "repo-missing"),
         (404, {"X-Error-Code": "RevisionNotFound"}, "revision-missing"),
+        (409, {}, "hub-conflict"),
         (429, {"Retry-After": "7"}, "rate-limited"),
         (500, {}, "hub-error"),
     ],
@@ -45,6 +46,21 @@ def test_every_answer_has_its_code(
     assert NAME in finding["found"] + (finding["expected"] or "")
     assert "Traceback" not in outcome.err
     assert hub.token not in outcome.out + outcome.err
+
+
+def test_answer_that_names_no_commit_is_refused(hub: HubServer, repo: Repo, cli: Cli) -> None:
+    repo.commits["latest"] = repo.tree
+    repo.refs["main"] = "latest"
+    outcome = cli("inspect", NAME, "--json")
+    assert (outcome.code, outcome.codes) == (3, ["hub-refused"])
+    assert outcome.json["findings"][0]["found"] == "the answer names no commit"
+
+
+def test_file_that_was_listed_and_is_not_there(hub: HubServer, repo: Repo, cli: Cli) -> None:
+    hub.fail(Fault("GET", WEIGHTS, 404, {"X-Error-Code": "EntryNotFound"}), times=99)
+    outcome = cli("inspect", NAME, "--json")
+    assert (outcome.code, outcome.codes) == (3, ["hub-file-missing"])
+    assert NAME in outcome.json["findings"][0]["found"]
 
 
 def test_rate_limit_of_a_download_is_told(hub: HubServer, repo: Repo, cli: Cli) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
+from dspark_convert.schemas.base import OwnDocument, SourceDocument
 from dspark_convert.schemas.published import PUBLISHED, drifted, schema_file, schema_text
 from fixtures.broken import CASES, build
 
@@ -25,14 +26,8 @@ VARIANTS = (
     "dense_gated_fp32",
     "dense_rnn_bf16",
 )
-OWN = (
-    "check-report",
-    "conversion-manifest",
-    "conversion-plan",
-    "draft-config",
-    "inspection",
-    "refusal",
-)
+OF_OTHERS = {"dense-config", "speculators-config"}
+OWN = sorted(set(PUBLISHED) - OF_OTHERS)
 
 
 def validate(root: Path, name: str, document: Any) -> None:
@@ -100,12 +95,29 @@ def test_refusal_validates(
     assert not (tmp_path / "dense").exists()
 
 
+def objects(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The document itself and every object defined inside, by name."""
+    for name, part in {"": schema, **schema.get("$defs", {})}.items():
+        if part.get("type") == "object":
+            yield name, part
+
+
 @pytest.mark.parametrize("name", OWN)
-def test_own_documents_forbid_unknown_keys(root: Path, name: str) -> None:
+def test_own_documents_forbid_unknown_keys_at_every_depth(root: Path, name: str) -> None:
     schema = json.loads((root / "schemas" / f"{name}.schema.json").read_text())
-    assert schema["additionalProperties"] is False
+    parts = dict(objects(schema))
+    assert "" in parts
+    assert {
+        part for part, body in parts.items() if body.get("additionalProperties") is not False
+    } == set()
     with pytest.raises(ValidationError, match="unknown_key"):
         Draft202012Validator({**schema, "required": []}).validate({"unknown_key": 1})
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_base_of_a_document_says_whose_it_is(name: str) -> None:
+    base = SourceDocument if name in OF_OTHERS else OwnDocument
+    assert issubclass(PUBLISHED[name][0], base)
 
 
 @pytest.mark.parametrize("variant", ["dense_vanilla_bf16", "spec_vanilla_full_anchor_fp32"])

@@ -26,8 +26,10 @@ Tensors = dict[str, Tensor]
 Plant = Callable[[Config, Tensors], None]
 
 
-def record_trace(folder: Path, *, every: int, max_new_tokens: int) -> Trace:
-    """Every layer of the tiny target on every n-th prompt, at temperature 1."""
+def record_trace(
+    folder: Path, *, every: int, max_new_tokens: int, temperature: float = 1.0
+) -> Trace:
+    """Every layer of the tiny target on every n-th prompt."""
     lines = (TINY / "prompts.jsonl").read_text().splitlines(keepends=True)[::every]
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(lines))
@@ -38,7 +40,7 @@ def record_trace(folder: Path, *, every: int, max_new_tokens: int) -> Trace:
         prompts=prompts,
         layers="all",
         max_new_tokens=max_new_tokens,
-        sampling=SamplingOptions(temperature=1.0),
+        sampling=SamplingOptions(temperature=temperature),
         dtype=torch.float32,
     )
     record(options)
@@ -65,6 +67,17 @@ def put(**values: object) -> Plant:
         config.update(values)
 
     return plant
+
+
+def absolute_table(config: Config, tensors: Tensors) -> None:
+    """A smaller vocabulary whose table of absolute ids is in range as offsets too."""
+    ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+    kept = (ids < 1024 - 320).nonzero().squeeze(1)[:320]
+    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+        tensors[name] = tensors[name][kept].clone()
+    tensors["d2t"] = ids[kept].clone()
+    del tensors["t2d"]
+    config["draft_vocab_size"] = len(kept)
 
 
 ONE_PLUS_N_DECLARED = put(sample_from_anchor=False, dspark_bonus_anchor=True)

@@ -36,8 +36,10 @@ from .diagnoses import (
     Config,
     Plant,
     Tensors,
+    absolute_table,
     by_id,
     put,
+    record_trace,
     run,
 )
 
@@ -58,12 +60,13 @@ def show(what: str, diagnosis: Diagnosis) -> None:
     sys.stdout.write("\n".join(["", *lines, ""]))
 
 
-def follow(fix: str, folder: Path) -> int:
-    """Do what the fix says; the exit code."""
-    _, *arguments = shlex.split(fix.replace("DRAFT OUTPUT", f"{folder} {folder}-fixed"))
-    result = CliRunner().invoke(convert, [*arguments, "--target", str(TARGET), "--dry-run"])
-    sys.stdout.write(result.output if result.exit_code else "")
-    return result.exit_code
+def follow(fix: str, folder: Path) -> Path:
+    """Do what the fix says; the draft that comes of it."""
+    output = folder.with_name("fixed")
+    _, *arguments = shlex.split(fix.replace("DRAFT OUTPUT", f"{folder} {output}"))
+    result = CliRunner().invoke(convert, [*arguments, "--target", str(TARGET)])
+    assert result.exit_code == 0, result.output
+    return output
 
 
 # Faults ------------------------------------------------------------------------------------------
@@ -113,17 +116,6 @@ def noise(name: str) -> Plant:
     return plant
 
 
-def absolute_table(config: Config, tensors: Tensors) -> None:
-    """A smaller vocabulary whose table of absolute ids is in range as offsets too."""
-    ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
-    kept = (ids < 1024 - 320).nonzero().squeeze(1)[:320]
-    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
-        tensors[name] = tensors[name][kept].clone()
-    tensors["d2t"] = ids[kept].clone()
-    del tensors["t2d"]
-    config["draft_vocab_size"] = len(kept)
-
-
 LAST_LAYER = put(aux_hidden_state_layer_ids=[1, 3, 6])
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
@@ -145,6 +137,16 @@ FAULTS: dict[ReadingId, tuple[str, tuple[Plant, ...]]] = {
 }
 IN_RUNTIME = {"positions-plus-1": +1, "positions-minus-1": -1}
 """Context positions moved by this much, wherever a draft is run."""
+FIXED_BY_COMMAND = {
+    "layout-other",
+    "layer-ids-minus-1",
+    "layer-ids-plus-1",
+    "d2t-absolute",
+    "mask-other",
+    "rope-base",
+    "rope-unscaled",
+    "sliding-full",
+}
 SUBTLE = {"layer-ids-minus-1", "layer-ids-plus-1", "last-layer-normed"}
 
 
@@ -154,11 +156,22 @@ def test_every_reading_has_a_fault() -> None:
     assert named == {"as-declared", *FAULTS, *IN_RUNTIME}
 
 
+@pytest.fixture(scope="module")
+def greedy_trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """As long as ``trace``, at temperature 0."""
+    folder = tmp_path_factory.mktemp("greedy")
+    return record_trace(folder, every=1, max_new_tokens=48, temperature=0.0)
+
+
+@pytest.mark.parametrize(("texts", "temperature"), [("trace", 1.0), ("greedy_trace", 0.0)])
 @pytest.mark.parametrize("name", HEALTHY)
-def test_nothing_better_is_found_for_a_healthy_draft(name: str, trace: Trace) -> None:
-    diagnosis = run(TINY / name, trace)
-    show(name, diagnosis)
+def test_nothing_better_is_found_for_a_healthy_draft(
+    name: str, texts: str, temperature: float, request: pytest.FixtureRequest
+) -> None:
+    diagnosis = run(TINY / name, request.getfixturevalue(texts))
+    show(f"{name}, {texts}", diagnosis)
     assert (diagnosis.verdict, diagnosis.best) == ("healthy", "as-declared")
+    assert (diagnosis.temperature, diagnosis.overlap_temperature) == (temperature, 1.0)
     assert diagnosis.hypotheses[0].id == "as-declared"
     results = by_id(diagnosis)
     for neighbour in ("layer-ids-minus-1", "layer-ids-plus-1"):
@@ -173,14 +186,18 @@ def test_a_fault_in_the_files_is_named(
 ) -> None:
     base, plants = FAULTS[fault]
     folder = build(base, *plants)
-    diagnosis = run(folder, trace if fault in SUBTLE else short_trace)
+    recorded = trace if fault in SUBTLE else short_trace
+    diagnosis = run(folder, recorded)
     show(f"fault for {fault}", diagnosis)
     assert (diagnosis.verdict, diagnosis.best) == ("cause-found", fault)
     assert diagnosis.hypotheses[0].id == fault
     fix = diagnosis.hypotheses[0].fix
     assert fix
-    if fix.startswith("dspark-convert"):
-        assert follow(fix, folder) == 0
+    assert fix.startswith("dspark-convert") == (fault in FIXED_BY_COMMAND)
+    if fault in FIXED_BY_COMMAND:
+        mended = run(follow(fix, folder), recorded)
+        show(f"{fault}, mended", mended)
+        assert (mended.verdict, mended.best) == ("healthy", "as-declared")
 
 
 @pytest.mark.parametrize("fault", IN_RUNTIME)

@@ -332,7 +332,9 @@ def test_a_target_without_a_plain_final_norm_is_refused(
         def get_decoder(self) -> Decoder:
             return self
 
-    monkeypatch.setattr(target_head.AutoModelForCausalLM, "from_config", lambda config: Decoder())
+    monkeypatch.setattr(
+        target_head.AutoModelForCausalLM, "from_config", lambda config, **options: Decoder()
+    )
     refused(extracts.options(), "target-head-unsupported")
 
 

@@ -28,13 +28,14 @@ from dspark_convert.runtime import (
     load_draft,
     load_target,
 )
-from dspark_convert.runtime.vocabulary import DraftVocabulary
 from dspark_convert.schemas.draft import Layout
 from dspark_convert.verification.pairing import load_tokenizer
 from dspark_convert.verification.replay import ReplayOptions, replay_sequence
 from dspark_convert.verification.statistics import ratio_interval95
 from dspark_convert.verification.texts import TextInput, TextSettings, sample_texts
 from tests.conftest import ROOT
+
+from .diagnoses import absolute_table
 
 TINY = ROOT / "fixtures" / "tiny"
 DRAFTS = ("draft_1plusN_reduced", "draft_anchor_reduced", "draft_dense_full")
@@ -122,17 +123,6 @@ def other_layout(name: str) -> DraftModel:
     return load(name, Overrides(layout=other))
 
 
-def table_read_as_absolute(name: str) -> DraftModel:
-    draft = load(name)
-    table = draft.vocabulary.draft_id_to_target_id
-    assert table is not None
-    # What a reader does that takes offsets for ids: draft id i becomes target id table[i].
-    wrong = table - torch.arange(len(table))
-    draft.vocabulary = DraftVocabulary(len(table), draft.config.vocab_size, None)
-    draft.vocabulary.draft_id_to_target_id = wrong
-    return draft
-
-
 def markov_zeroed(name: str) -> DraftModel:
     draft = load(name)
     assert draft.markov_head is not None
@@ -161,7 +151,6 @@ def layer_ids_one_too_high(name: str) -> DraftModel:
 
 BROKEN: Mapping[str, Callable[[str], DraftModel]] = {
     "other layout": other_layout,
-    "d2t read as absolute": table_read_as_absolute,
     "Markov head zeroed": markov_zeroed,
     "random weights": random_weights,
     "embedding of another model": embedding_of_another_model,
@@ -171,11 +160,30 @@ BROKEN: Mapping[str, Callable[[str], DraftModel]] = {
 @pytest.mark.parametrize("fault", BROKEN)
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_broken_draft_is_clearly_below(name: str, fault: str) -> None:
-    if fault == "d2t read as absolute" and name == "draft_dense_full":
-        pytest.skip("a full vocabulary has no table")
     healthy, broken = healthy_length(name), accepted_length(BROKEN[fault](name))
     print(f"{name:22} {healthy:.3f}   {fault:28} {broken:.3f}")  # noqa: T201
     assert broken < 0.9 * healthy
+
+
+@pytest.mark.parametrize("name", ["draft_1plusN_reduced", "draft_anchor_reduced"])
+def test_a_table_of_absolute_ids_that_is_read_as_offsets_is_clearly_below(
+    name: str, build: Callable[..., Path]
+) -> None:
+    folder = build(name, absolute_table)
+    right, wrong = (
+        accepted_length(
+            load_draft(
+                folder,
+                dtype=torch.float32,
+                target=TINY / "target",
+                overrides=Overrides(d2t=reading),
+            )
+        )
+        for reading in ("absolute", "offsets")
+    )
+    print(f"{name:22} {right:.3f}   {'absolute ids read as offsets':28} {wrong:.3f}")  # noqa: T201
+    assert right >= 2.0
+    assert wrong < 1.1
 
 
 @pytest.mark.parametrize("name", DRAFTS)

@@ -53,6 +53,7 @@ class CountingSteps(ReplaySteps):
     """The plain steps, and on how many positions or anchors each was taken."""
 
     def __init__(self) -> None:
+        super().__init__("it counts")
         self.inputs = self.contexts = self.blocks = 0
 
     def compute_input(self, draft: DraftModel, features: Sequence[Tensor]) -> Tensor:

@@ -135,5 +135,6 @@ def test_marks_are_shown_without_colour_and_diagnosis_is_offered(trace: Path) ->
 def test_no_diagnosis_is_offered_for_a_draft_that_passes(trace: Path) -> None:
     arguments = ["check", str(DRAFT), "--trace", str(trace), "--target-weights", str(TARGET)]
     result = CliRunner().invoke(app, [*arguments, "--dtype", "float32"])
+    assert result.exit_code == 0, result.output
     assert "diagnose" not in result.stderr
     assert CliRunner().invoke(app, [*arguments, "--worst", "-1"]).exit_code == 2

@@ -26,7 +26,7 @@ demo: $(VENV)/.verify  ## convert a real speculators draft and verify the result
 		--prompts $(TINY)/prompts.jsonl --max-new-tokens 32 --dtype float32 --min-accepted-length 2
 
 test: $(VENV)/.dev  ## run the tests
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev  ## lint, formatting, types, published schemas, generated pages
 	$(BIN)/ruff check .

@@ -158,7 +158,7 @@ def test_a_round_of_another_law_fails(
 ) -> None:
     """The observer takes p and q from the logits, so a faulty round does not vouch for itself."""
     monkeypatch.setattr(rejection if engine == "plain" else sampling, name, fault)
-    report = check(DecodeOptions(max_new_tokens=16, temperature=0.7), engine=engine)
+    report = check(DecodeOptions(max_new_tokens=8, temperature=0.7), engine=engine)
     result = results(report)["lossless-sampling"]
     assert result.verdict == "fail"
     assert reason in result.reason
@@ -169,7 +169,7 @@ def test_a_round_of_another_law_fails(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_tiny_pair_passes_on_a_gpu(temperature: float, dtype: str) -> None:
-    decode = DecodeOptions(max_new_tokens=48, temperature=temperature)
+    decode = DecodeOptions(max_new_tokens=24, temperature=temperature)
     fast = check(decode, device="cuda", dtype=dtype)
     assert (fast.settings.engine, fast.settings.engine_reason) == ("fast", None)
     judged = results(fast)

@@ -228,7 +228,10 @@ def test_a_whole_check_equals_the_one_with_the_target(tmp_path: Path) -> None:
     assert replayed.settings.trace == "trace.safetensors"
     assert replayed.settings.num_prompts == 3
     assert replayed.settings.max_new_tokens == 10
-    assert (replayed.settings.engine, replayed.settings.engine_reason) == ("plain", "the device is cpu")
+    assert (replayed.settings.engine, replayed.settings.engine_reason) == (
+        "plain",
+        "the device is cpu",
+    )
     assert replayed.target is not None
     assert replayed.target.name == "verifier_fp32"
 

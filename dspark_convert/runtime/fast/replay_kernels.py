@@ -5,7 +5,8 @@
 """Triton kernels for the many tokens of a replay, around the library's matrix products.
 
 Attention of all blocks of a chunk is one kernel: what is between the products of a layer, and what
-is made of logits, is one pass over memory each.
+is made of logits, is one pass over memory each. Sizes that differ from chunk to chunk are not
+specialized on: each new one would be compiled anew.
 
 Shapes: M anchors, B slots, K key/value heads, G query heads of each, E head dim, T context
 positions, D columns of logits.
@@ -26,7 +27,7 @@ COLUMNS = 2048  # of logits at once
 ELEMENTS = 2048  # of an elementwise program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _turn_kernel(x, gain, eps, cosine, sine, tokens, heads, NORM: tl.constexpr,
                  TOKENS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
     """Norm and rotate one head of some tokens, in place."""
@@ -87,7 +88,7 @@ def _attend_tile(q, keys, values, stride, column, held, seen, scale, top, weight
     return new_top, weight, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["anchors", "first", "step", "window"])
 def _attend_blocks_kernel(query, context_keys, context_values, block_keys, block_values, out,
                           anchors, first, step, window, slots, kv_heads, context_stride, scale,
                           SLIDING: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr,
@@ -145,7 +146,7 @@ def _attend_blocks_kernel(query, context_keys, context_values, block_keys, block
     tl.store(out + head[:, None] * SIZE + e[None, :], result, mask=real[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start"])
 def _fold_kernel(logits, start, width, temperature, wanted_ids, peaks, totals, best_ids, wanted,
                  GREEDY: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Take the columns of one row into its running peak, argmax and softmax sum."""

@@ -75,7 +75,7 @@ def _latents(latents, latent_ids, before, table, row, rows, rank, FIRST: tl.cons
     return tl.load(at, mask=real[:, None] & (k < rank)[None, :], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "token"])
 def _draw_kernel(base, latents, latent_ids, weight, table, out, keys, before, seeds,
                  rows, width, usable, row_stride, rank, token, per_temperature,
                  FIRST: tl.constexpr, LOOK_UP: tl.constexpr, TABLE: tl.constexpr,

@@ -20,12 +20,12 @@ from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.verification.judgement import Judge, Trial
 from dspark_convert.verification.paired import Scores
 
-SCREENING_ANCHORS = 3072
+SCREENING_ANCHORS = 2048
 """A sample has this many anchors, at most half as many again, and one more for a text.
 
-Where two readings differ by 0.1 of overlap from anchor to anchor, the mean difference over 3,072
-anchors is known to 0.0018, about a third of the least gain that counts. Of a trace of 32,000
-anchors the sample is a tenth, so that sixteen backbones cost little more than a replay and a half.
+Where two readings differ by 0.1 of overlap from anchor to anchor, the mean difference over 2,048
+anchors is known to 0.0022, less than half of the least gain that counts. Of a trace of 32,000
+anchors the sample is a fifteenth, so that sixteen backbones cost little more than a replay.
 """
 
 

@@ -23,7 +23,7 @@ from benchmarks.random_pair import QWEN3_8B, TINY, Size, build_draft
 from benchmarks.replay import TOP, describe_machine, random_sequence, replay_one, stopwatch
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.runtime import DecodeOptions
-from dspark_convert.runtime.fast.replay import choose_steps
+from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.schemas.trace import TraceHeader, TraceSampling, TraceTarget
 from dspark_convert.verification.diagnose import diagnose, plan_trials
 from dspark_convert.verification.hypotheses import MAX_MASKS, Surroundings

@@ -38,7 +38,7 @@ from dspark_convert.runtime import (
     load_draft,
     load_target,
 )
-from dspark_convert.runtime.fast.replay import choose_steps
+from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.runtime.sampling import compute_probabilities
 from dspark_convert.verification.replay import ReplayOptions, replay_sequence
 from dspark_convert.verification.trace import TraceSequence

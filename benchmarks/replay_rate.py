@@ -22,7 +22,7 @@ from benchmarks.decode import describe_machine, table_row
 from benchmarks.random_pair import QWEN3_8B, TINY, Size, build_draft
 from benchmarks.replay import peak, random_sequence, start_peak, stopwatch
 from dspark_convert.runtime import DecodeOptions, DraftModel
-from dspark_convert.runtime.fast.replay import choose_steps
+from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.runtime.replay import PLAIN
 from dspark_convert.runtime.replay_steps import ReplaySteps
 from dspark_convert.verification.replay import ReplayOptions, replay_sequence

@@ -185,7 +185,7 @@ def _require_one_source(raw: RawDiagnosis) -> None:
 
 
 def _diagnose(raw: RawDiagnosis, options: VerifyOptions, on_progress: Progress) -> Diagnosis:
-    from dspark_convert.runtime.fast.replay import choose_steps
+    from dspark_convert.runtime.fast import choose_steps
     from dspark_convert.runtime.replay import PLAIN
     from dspark_convert.verification.diagnose import diagnose
 

@@ -19,7 +19,7 @@ from dspark_convert.runtime import (
     load_target,
 )
 from dspark_convert.runtime.drafting import count_tokens
-from dspark_convert.runtime.fast.replay import choose_steps
+from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.schemas.report import (
     CheckId,
     CheckResult,

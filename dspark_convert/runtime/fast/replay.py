@@ -79,7 +79,8 @@ class FastSteps(ReplaySteps):
         host = {name: None if x is None else _start_copy(x) for name, x in tensors.items()}
         new_event: Any = torch.cuda.Event  # torch leaves it untyped
         arrived = new_event()
-        arrived.record()
+        # The copies are in the stream of their own device, which need not be the current one.
+        arrived.record(torch.cuda.current_stream(_device_of(tensors)))
 
         def wait() -> Results:
             arrived.synchronize()
@@ -169,6 +170,10 @@ class _FoldedReductions(Reductions):
             )  # fmt: skip
         if self.candidate_ids.numel():
             self.candidates = pick(logits_MND[:, :1], start, self.candidate_ids, self.candidates)
+
+
+def _device_of(tensors: Results) -> torch.device:
+    return next(x.device for x in tensors.values() if x is not None)
 
 
 def _start_copy(x: Tensor) -> Tensor:

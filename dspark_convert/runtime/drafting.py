@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark_convert.errors import Finding, UsageError
+from dspark_convert.errors import DraftError, Finding, UsageError
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.propose import Chain, GreedyChoice, SampledChoice, run_chain
 from dspark_convert.runtime.records import DecodeOptions
@@ -37,6 +37,7 @@ class Drafted:
 class Drafter:
     """Drafts for batches of at most ``rows`` rows. The buffer of q is allocated here, once.
 
+    Drafting raises ``DraftError`` (``outputs-not-finite``).
     Raises ``UsageError`` for options that this draft cannot serve (``too-many-speculative-tokens``,
     ``confidence-head-absent``, ``generator-required``) and ``DraftError`` when its vocabulary does
     not fit into ``target_vocab_size``.
@@ -65,6 +66,7 @@ class Drafter:
         chain = run_chain(
             self.draft, hidden_RBH, anchor_token_ids_R, self.choose, num_tokens=self.num_tokens
         )
+        require_finite(chain.biased_logits, self.draft)
         confidence = self._confidence(chain)
         return Drafted(
             chain.target_ids,
@@ -98,6 +100,30 @@ class Drafter:
             logits = self.choose.buffer.logits[:rows, :num_tokens]
             return scale_logits(logits, self.options.temperature).softmax(-1)
         return one_hot(target_ids, self.vocabulary.target_size, torch.float32)
+
+
+def require_finite(draft_logits: Tensor, draft: DraftModel) -> None:
+    """Raise ``DraftError`` (``outputs-not-finite``) for logits that are NaN or +inf.
+
+    -inf stands where nothing can be drafted.
+    """
+    if bool((draft_logits.isnan() | draft_logits.isposinf()).any()):
+        raise outputs_not_finite(draft)
+
+
+def outputs_not_finite(draft: DraftModel) -> DraftError:
+    """The error for a draft whose weights are finite and whose outputs are not."""
+    dtype = str(draft.dtype).removeprefix("torch.")
+    return DraftError(
+        Finding(
+            code="outputs-not-finite",
+            message=f"the draft's outputs are not finite in {dtype}",
+            expected="finite logits",
+            found="NaN or infinity",
+            hint="its activations overflow: give --dtype bfloat16 or float32; if they do so there "
+            "too, its weights are damaged",
+        )
+    )
 
 
 def count_tokens(draft: DraftModel, options: DecodeOptions) -> int:

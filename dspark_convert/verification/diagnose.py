@@ -152,6 +152,8 @@ def _verdict(
             "show by chance; record more texts"
         )
         return "undecided", "as-declared", reason
+    if declared.accepted_length is None:
+        return "undecided", "as-declared", "no round was replayed: the texts end at once"
     if drafts_badly(declared.accepted_length):
         return "undecided", "as-declared", "it drafts badly, and no reading tried explains it"
     return "healthy", "as-declared", "nothing better found"

@@ -16,7 +16,7 @@ from torch import Tensor
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.runtime.attention import ContextKV
 from dspark_convert.runtime.draft import DraftModel
-from dspark_convert.runtime.drafting import check_threshold, count_tokens
+from dspark_convert.runtime.drafting import check_threshold, count_tokens, outputs_not_finite
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.runtime.replay import (
     PLAIN,
@@ -136,11 +136,20 @@ class PendingReplays:
     options: ReplayOptions
 
     def wait(self) -> list[Replay]:
-        """What they mean, for each draft."""
+        """What they mean, for each draft.
+
+        Raises ``DraftError`` (``outputs-not-finite``).
+        """
         text, decode = self.text, self.options.decode
         if not text.anchors:
             return [_replay_nothing(draft, text, decode) for draft in self.drafts]
-        return [_judge(download(), text, decode) for download in self.downloads]
+        replays = []
+        for draft, download in zip(self.drafts, self.downloads, strict=True):
+            answer = download()
+            if any(x is not None and x.isnan().any() for x in answer.values()):
+                raise outputs_not_finite(draft)
+            replays.append(_judge(answer, text, decode))
+        return replays
 
 
 def start_replays(

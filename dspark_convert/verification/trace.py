@@ -119,7 +119,8 @@ class Trace:
     def sequence(self, index: int) -> TraceSequence:
         """Read one sequence; its tensors are views of the mapped file.
 
-        Raises ``TraceError``: ``trace-token-unknown``, ``trace-text-incomplete``.
+        Raises ``TraceError``: ``trace-token-unknown``, ``trace-text-incomplete``,
+        ``trace-probability-invalid``.
         """
         file, number = self._places[index]
         entry = file.header.sequences[number]
@@ -230,6 +231,7 @@ def _files_of(path: Path) -> list[Path]:
 def _check_values(sequence: TraceSequence, file: TraceFile, prefix: str) -> None:
     """Ids index tables, so they must be in range; a sampled text must be whole."""
     header, where = file.header, file.path.name
+    _check_probabilities(sequence, where, prefix)
     for name in ("token_ids", "argmax_ids", "top_ids"):
         ids: Tensor | None = getattr(sequence, name)
         if ids is None:
@@ -285,4 +287,21 @@ def _require_recorded(recorded: Sequence[int], wanted: Sequence[int]) -> None:
             expected=f"layers {sorted(set(wanted))}",
             found=f"layers {sorted(recorded)}; missing {missing}",
             hint="record again with --for this draft, or with --layers all",
+        )
+
+
+def _check_probabilities(sequence: TraceSequence, where: str, prefix: str) -> None:
+    """Logarithms are at most 0, masses at most 1, but for rounding; nothing is NaN."""
+    for name, most in (("log_probs", 0.0), ("top_log_probs", 0.0), ("tail_mass", 1.0)):
+        values: Tensor | None = getattr(sequence, name)
+        if values is None or bool((values <= most + 1e-3).all()):
+            continue
+        raise trace_error(
+            "trace-probability-invalid",
+            "a stored probability cannot be one",
+            file=where,
+            tensor=prefix + name,
+            expected=f"at most {most:g}",
+            found="NaN" if values.isnan().any() else f"{float(values.max()):g}",
+            hint=RECORD_AGAIN,
         )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dspark_convert.runtime.drafting import require_finite
 from dspark_convert.runtime.fast.engine import Engine, RoundOutput
 from dspark_convert.runtime.progress import Row
 from dspark_convert.runtime.records import Observation
@@ -26,12 +27,15 @@ def describe_round(
 
     ``working`` are the prompts of the output's rows as they stood before it; the rows of None are
     left out.
+
+    Raises ``DraftError`` (``outputs-not-finite``).
     """
     assert output.evidence is not None, "the engine was built to be observed"
     rows = [row for row in working if row is not None]
     slots = [slot for slot, row in enumerate(working) if row is not None]
     picked = torch.tensor(slots, device=output.counts.device)
     counts, logits = output.counts[picked], output.evidence.target_logits[picked]
+    require_finite(output.evidence.draft_logits[picked], engine.draft_model)
     p, q, draft_ids = None, None, counts[:, 3:]
     if not engine.options.sampling.greedy:
         p = compute_probabilities(logits, engine.options.sampling)

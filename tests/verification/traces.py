@@ -89,10 +89,10 @@ def make_sequence(header: TraceHeader, entry: TraceSequenceEntry, seed: int = 0)
         first_generated=entry.first_generated,
         layer_ids=header.layer_ids,
         features=floats(length, layers, hidden).to(dtype),
-        log_probs=floats(generated) if header.has_log_probs else None,
+        log_probs=-floats(generated).abs() if header.has_log_probs else None,
         top_ids=ids(generated, largest).int() if largest else None,
-        top_log_probs=floats(generated, largest) if largest else None,
-        tail_mass=floats(generated) if largest else None,
+        top_log_probs=-floats(generated, largest).abs() if largest else None,
+        tail_mass=floats(generated).sigmoid() if largest else None,
         argmax_ids=ids(generated) if header.has_argmax else None,
         top2_gap=floats(generated) if header.has_argmax else None,
     )

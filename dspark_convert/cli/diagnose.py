@@ -44,9 +44,10 @@ def diagnose(
     refused; 4: undecided.
     """
     from dspark_convert.cli import diagnose_commands
+    from dspark_convert.cli.run_options import RawRun
 
     diagnose_commands.diagnose(
-        diagnose_commands.RawDiagnosis(
+        RawRun(
             draft=draft,
             target=target,
             trace=trace,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Group, RenderableType
@@ -16,8 +15,7 @@ from rich.text import Text
 from dspark_convert.cli.console import Sink, literal
 from dspark_convert.cli.exits import refusals
 from dspark_convert.cli.render import facts_grid, plain_table
-from dspark_convert.cli.trace_commands import parse_ids
-from dspark_convert.conversion.sources import whole_model
+from dspark_convert.cli.run_options import RawRun, build_options
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.reports.content import describe_engine, gain, sample_size
 from dspark_convert.reports.text import number
@@ -32,37 +30,11 @@ if TYPE_CHECKING:
 EXIT_CODES = {"healthy": 0, "cause-found": 1, "undecided": 4}
 
 _STYLES = {"healthy": "bold green", "cause-found": "bold red", "undecided": "bold yellow"}
-_RECORDED = ("max_new_tokens", "stop_token_ids", "temperature", "top_k", "top_p")
-_MAX_NEW_TOKENS = 128
 
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RawDiagnosis:
-    """The options of ``diagnose`` as typed."""
-
-    draft: str
-    target: str | None
-    trace: Path | None
-    target_weights: str | None
-    prompts: Path | None
-    max_new_tokens: int | None
-    stop_token_ids: str | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    draft_sampling: Literal["sample", "greedy"]
-    num_speculative_tokens: int | None
-    seed: int
-    batch_size: int
-    engine: Literal["auto", "plain", "fast"]
-    device: str
-    dtype: str
-    trust_remote_code: bool
-
-
-def diagnose(raw: RawDiagnosis, *, as_json: bool, quiet: bool) -> None:
+def diagnose(raw: RawRun, *, as_json: bool, quiet: bool) -> None:
     """Diagnose a draft; the exit code is the verdict."""
     sink = Sink(as_json=as_json, quiet=quiet)
     with refusals(sink):
@@ -131,48 +103,14 @@ def _table(results: list[HypothesisResult]) -> Table:
     return table
 
 
-def _options(raw: RawDiagnosis, sink: Sink) -> VerifyOptions:
-    # Imported here: this is where PyTorch comes in, or is found missing.
-    from transformers.utils import logging
-
-    from dspark_convert.runtime import DecodeOptions
-    from dspark_convert.verification.options import VerifyOptions
-
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+def _options(raw: RawRun, sink: Sink) -> VerifyOptions:
     _require_one_source(raw)
-    folder = partial(
-        whole_model, code=raw.trust_remote_code, hear=sink.findings, progress=sink.shows_progress
-    )
-    stop = raw.stop_token_ids
-    options = VerifyOptions(
-        draft=folder(raw.draft),
-        target=None if raw.target is None else folder(raw.target),
-        trace=raw.trace,
-        target_weights=None if raw.target_weights is None else folder(raw.target_weights),
-        stated=frozenset(name for name in _RECORDED if getattr(raw, name) is not None),
-        prompts=raw.prompts,
-        decode=DecodeOptions(
-            max_new_tokens=_MAX_NEW_TOKENS if raw.max_new_tokens is None else raw.max_new_tokens,
-            temperature=raw.temperature or 0.0,
-            top_k=raw.top_k,
-            top_p=raw.top_p,
-            draft_sampling=raw.draft_sampling,
-            num_speculative_tokens=raw.num_speculative_tokens,
-        ),
-        stop_token_ids=None if stop is None else frozenset(parse_ids(stop, "--stop-token-ids")),
-        seed=raw.seed,
-        batch_size=raw.batch_size,
-        engine=raw.engine,
-        device=raw.device,
-        dtype=raw.dtype,
-        trust_remote_code=raw.trust_remote_code,
-    )
+    options = build_options(raw, sink)
     options.check()
     return options
 
 
-def _require_one_source(raw: RawDiagnosis) -> None:
+def _require_one_source(raw: RawRun) -> None:
     if raw.target is None and raw.trace is None:
         raise UsageError(
             Finding(
@@ -184,7 +122,7 @@ def _require_one_source(raw: RawDiagnosis) -> None:
         )
 
 
-def _diagnose(raw: RawDiagnosis, options: VerifyOptions, on_progress: Progress) -> Diagnosis:
+def _diagnose(raw: RawRun, options: VerifyOptions, on_progress: Progress) -> Diagnosis:
     from dspark_convert.runtime.fast import choose_steps
     from dspark_convert.runtime.replay import PLAIN
     from dspark_convert.verification.diagnose import diagnose

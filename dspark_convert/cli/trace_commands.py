@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from dspark_convert.cli.console import Sink
 from dspark_convert.cli.exits import refusals
 from dspark_convert.cli.render import facts_grid
+from dspark_convert.cli.run_options import quieten_transformers
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.schemas.trace import TraceHeader
 
@@ -78,7 +79,7 @@ def record(raw: RawRecord, *, as_json: bool, quiet: bool) -> None:
     sink = Sink(as_json=as_json, quiet=quiet)
     with refusals(sink):
         options = _record_options(raw)
-        _quieten_transformers()
+        quieten_transformers()
         from dspark_convert.verification.record import record as record_trace
 
         with sink.steps() as on_progress:
@@ -93,7 +94,7 @@ def import_vllm(raw: RawImport, *, as_json: bool, quiet: bool) -> None:
     sink = Sink(as_json=as_json, quiet=quiet)
     with refusals(sink):
         options = _import_options(raw)
-        _quieten_transformers()
+        quieten_transformers()
         from dspark_convert.verification.import_vllm import import_vllm as import_trace
 
         with sink.steps() as on_progress:
@@ -185,13 +186,6 @@ def _optional_ids(text: str | None, option: str) -> tuple[int, ...] | None:
 
 def _stop_token_ids(text: str | None) -> frozenset[int] | None:
     return None if text is None else frozenset(parse_ids(text, "--stop-token-ids"))
-
-
-def _quieten_transformers() -> None:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _say_size(sink: Sink, nbytes: int) -> None:

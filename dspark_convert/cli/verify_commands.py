@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import typer
 
@@ -13,7 +12,7 @@ from dspark_convert.cli.console import Sink
 from dspark_convert.cli.exits import refusals
 from dspark_convert.cli.report import report_view
 from dspark_convert.cli.report_commands import EXIT_CODES, Outputs, append_step_summary
-from dspark_convert.conversion.sources import whole_model
+from dspark_convert.cli.run_options import RawRun, build_options, open_folder
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.schemas.report import CheckId, VerifyReport
 from dspark_convert.verification import catalog
@@ -22,37 +21,16 @@ from dspark_convert.verification.gate import apply_gate, follow_gate, open_gate
 if TYPE_CHECKING:
     from dspark_convert.verification.run import VerifyOptions
 
-# Options that a trace decides.
-_RECORDED = ("max_new_tokens", "stop_token_ids", "temperature", "top_k", "top_p")
-
 
 @dataclass(frozen=True, kw_only=True)
-class RawOptions:
+class RawOptions(RawRun):
     """The options of ``check`` as typed; lists are still texts."""
 
-    draft: str
-    target: str | None
-    trace: Path | None
-    target_weights: str | None
     source: str | None
-    prompts: Path | None
-    max_new_tokens: int | None
-    stop_token_ids: str | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    draft_sampling: Literal["sample", "greedy"]
-    num_speculative_tokens: int | None
     confidence_threshold: float | None
     min_accepted_length: float | None
     min_acceptance: str | None
     worst: int
-    seed: int
-    batch_size: int
-    engine: Literal["auto", "plain", "fast"]
-    device: str
-    dtype: str
-    trust_remote_code: bool
 
 
 def check(
@@ -107,66 +85,22 @@ def _check(raw: RawOptions, gate: Path | None, prompt_set: str | None, sink: Sin
 
 
 def _options(raw: RawOptions, sink: Sink) -> VerifyOptions:
-    # Imported here: this is where PyTorch comes in, or is found missing.
-    from dspark_convert.runtime import DecodeOptions
-    from dspark_convert.verification.run import VerifyOptions
-
-    folder = partial(
-        whole_model,
-        code=raw.trust_remote_code,
-        hear=sink.findings,
-        progress=sink.shows_progress,
-    )
-    return VerifyOptions(
-        draft=folder(raw.draft),
-        target=None if raw.target is None else folder(raw.target),
-        trace=raw.trace,
-        target_weights=None if raw.target_weights is None else folder(raw.target_weights),
-        stated=frozenset(name for name in _RECORDED if getattr(raw, name) is not None),
-        source=None if raw.source is None else folder(raw.source),
-        prompts=raw.prompts,
-        decode=DecodeOptions(
-            max_new_tokens=128 if raw.max_new_tokens is None else raw.max_new_tokens,
-            temperature=raw.temperature or 0.0,
-            top_k=raw.top_k,
-            top_p=raw.top_p,
-            draft_sampling=raw.draft_sampling,
-            num_speculative_tokens=raw.num_speculative_tokens,
-            confidence_threshold=raw.confidence_threshold,
-        ),
-        stop_token_ids=_stop_ids(raw.stop_token_ids),
+    return build_options(
+        raw,
+        sink,
+        confidence_threshold=raw.confidence_threshold,
+        source=None if raw.source is None else open_folder(raw, sink)(raw.source),
         min_accepted_length=raw.min_accepted_length,
         min_acceptance=_fractions(raw.min_acceptance),
         worst=raw.worst,
-        seed=raw.seed,
-        batch_size=raw.batch_size,
-        engine=raw.engine,
-        device=raw.device,
-        dtype=raw.dtype,
-        trust_remote_code=raw.trust_remote_code,
     )
 
 
 def _verify(options: VerifyOptions, sink: Sink) -> VerifyReport:
-    from transformers.utils import logging
-
     from dspark_convert.verification.run import verify
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with sink.steps() as on_progress:
         return verify(options, on_progress=on_progress)
-
-
-def _stop_ids(text: str | None) -> frozenset[int] | None:
-    if text is None:
-        return None
-    try:
-        return frozenset(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise _usage(
-            "stop-token-ids-invalid", "--stop-token-ids is a list of numbers", text, "1,2"
-        ) from None
 
 
 def _fractions(text: str | None) -> tuple[float, ...]:

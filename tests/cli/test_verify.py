@@ -165,13 +165,16 @@ def test_explain_knows_every_check() -> None:
     assert verify("explain", "nothing").code == 2
 
 
-def test_without_pytorch_the_extra_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "asked", [["check", "x", "--source", "y"], ["diagnose", "x", "--target", "y"]]
+)
+def test_without_pytorch_the_extra_is_named(asked: list[str], tmp_path: Path) -> None:
     for name in ("torch", "transformers"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError(name={name!r})")
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
         "from dspark_convert.cli.verify import main; "
-        f"sys.argv = ['dspark-verify', 'check', 'x', '--source', 'y']; main()"
+        f"sys.argv = ['dspark-verify', *{asked!r}]; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, timeout=60, check=False

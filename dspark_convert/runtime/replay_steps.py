@@ -18,6 +18,7 @@ from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.sampling import SamplingOptions
 
 Results = Mapping[str, Tensor | None]
+"""Tensors by name, on one device; None for what was not asked for."""
 
 
 class ReplaySteps:
@@ -30,8 +31,6 @@ class ReplaySteps:
     name: Literal["plain", "fast"] = "plain"
     memory_budget = 512 * 2**20
     """Bytes for what a chunk computes, by default."""
-
-    reason: str | None = None
 
     def __init__(self, reason: str | None = None) -> None:
         self.reason = reason

@@ -22,6 +22,7 @@ from dspark_convert.runtime.drafting import check_threshold, count_tokens
 from dspark_convert.runtime.fast.models import StaticDraft, StaticTarget
 from dspark_convert.runtime.fast.runners import compile_function
 from dspark_convert.runtime.fast.sampling import FusedSampler, NarrowChoice, soften, verify_narrow
+from dspark_convert.runtime.fast.transfer import Download
 from dspark_convert.runtime.progress import Outcome, unpack_outcomes
 from dspark_convert.runtime.propose import Chain, ChooseToken, GreedyChoice, run_chain
 from dspark_convert.runtime.records import DecodeOptions
@@ -66,19 +67,14 @@ class PendingRound:
 
     def __init__(self, output: RoundOutput) -> None:
         self.output = output
-        self._counts = _start_copy(output.counts)
-        self._confidence = None if output.confidence is None else _start_copy(output.confidence)
-        self._arrived: Any = None
-        if output.counts.is_cuda:
-            new_event: Any = torch.cuda.Event  # torch leaves it untyped
-            self._arrived = new_event()
-            self._arrived.record()
+        self._download = Download({"counts": output.counts, "confidence": output.confidence})
 
     def wait(self) -> list[Outcome]:
         """The outcome of every row; waits for this round only, not for later ones."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return unpack_outcomes(self._counts, self._confidence)
+        results = self._download.wait()
+        counts = results["counts"]
+        assert counts is not None
+        return unpack_outcomes(counts, results["confidence"])
 
 
 class Engine:
@@ -264,9 +260,3 @@ class Engine:
             for _ in range(WARM_UPS):
                 self._round()
         torch.cuda.current_stream().wait_stream(stream)
-
-
-def _start_copy(x: Tensor) -> Tensor:
-    """A copy on the host, from a GPU one that arrives later."""
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
-    return host.copy_(x, non_blocking=True)

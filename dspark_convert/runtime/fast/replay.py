@@ -15,6 +15,7 @@ from torch import Tensor
 from dspark_convert.errors import DialectError, Finding
 from dspark_convert.runtime.attention import Angles, ContextKV
 from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.fast.transfer import Download
 from dspark_convert.runtime.replay import PLAIN
 from dspark_convert.runtime.replay_steps import Reductions, ReplaySteps, Results, pick, positions_of
 from dspark_convert.schemas.draft import DraftConfig, LayerType
@@ -75,18 +76,8 @@ class FastSteps(ReplaySteps):
         return x.contiguous().pin_memory().to(device, non_blocking=True)
 
     def download(self, tensors: Results) -> Callable[[], Results]:
-        """See ``ReplaySteps``; waits for what was launched before this, and for nothing after."""
-        host = {name: None if x is None else _start_copy(x) for name, x in tensors.items()}
-        new_event: Any = torch.cuda.Event  # torch leaves it untyped
-        arrived = new_event()
-        # The copies are in the stream of their own device, which need not be the current one.
-        arrived.record(torch.cuda.current_stream(_device_of(tensors)))
-
-        def wait() -> Results:
-            arrived.synchronize()
-            return host
-
-        return wait
+        """See ``ReplaySteps``; the host does not wait for what is launched after this."""
+        return Download(tensors).wait
 
     def join(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
         """See ``ReplaySteps``; parts go to pinned memory, which is kept, in one copy."""
@@ -170,15 +161,6 @@ class _FoldedReductions(Reductions):
             )  # fmt: skip
         if self.candidate_ids.numel():
             self.candidates = pick(logits_MND[:, :1], start, self.candidate_ids, self.candidates)
-
-
-def _device_of(tensors: Results) -> torch.device:
-    return next(x.device for x in tensors.values() if x is not None)
-
-
-def _start_copy(x: Tensor) -> Tensor:
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    return host.copy_(x, non_blocking=True)
 
 
 def _run_layer(

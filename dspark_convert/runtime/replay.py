@@ -213,8 +213,7 @@ class _Scorer:
             self.temperature,
         )
         rows = hidden_MNH.shape[0] * hidden_MNH.shape[1]
-        width = self.memory_budget // (rows * self.steps.logit_bytes(self.draft))
-        width = min(width - width % ALIGNMENT if width > ALIGNMENT else max(width, 1), MOST_COLUMNS)
+        width = _even(self.memory_budget // (rows * self.steps.logit_bytes(self.draft)))
         for start in range(0, self.vocabulary.usable, width):
             columns = slice(start, min(start + width, self.vocabulary.usable))
             logits = self.steps.compute_logits(self.draft, hidden_MNH, latent_MNr, columns)
@@ -225,6 +224,13 @@ class _Scorer:
         """Draft ids; -1 for tokens that cannot be drafted and for -1."""
         draft_ids = self.vocabulary.map_target_to_draft(target_ids.clamp(0))
         return draft_ids.where(target_ids >= 0, -1)
+
+
+def _even(columns: int) -> int:
+    """A width of chunks that libraries are good at, for at most so many columns."""
+    if columns > ALIGNMENT:
+        columns -= columns % ALIGNMENT
+    return min(max(columns, 1), MOST_COLUMNS)
 
 
 def _position_chunks(

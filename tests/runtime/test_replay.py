@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark_convert.errors import DraftError
+from dspark_convert.runtime.attention import ContextKV
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.propose import Chain, run_chain
 from dspark_convert.runtime.replay import (
@@ -17,6 +19,7 @@ from dspark_convert.runtime.replay import (
     compute_text_input,
     score_blocks,
 )
+from dspark_convert.runtime.replay_steps import ReplaySteps
 from dspark_convert.runtime.sampling import scale_logits
 from dspark_convert.schemas.draft import Layout
 from dspark_convert.verification.readings import reread
@@ -41,9 +44,9 @@ def score_readings(
     readings: list[DraftModel], features: Tensor, tokens: Tensor, anchors: range, **options: Any
 ) -> list[BlockScores]:
     settings = {"target_vocab_size": readings[0].config.vocab_size, "temperature": 0.7, **options}
-    budget = {key: settings[key] for key in ("memory_budget",) if key in settings}
-    inputs = compute_text_input(readings[0], features.tensor_split(2, 1), **budget)
-    context = compute_text_context(readings[0], inputs, **budget)
+    how = {key: settings[key] for key in ("memory_budget", "steps") if key in settings}
+    inputs = compute_text_input(readings[0], features.tensor_split(2, 1), **how)
+    context = compute_text_context(readings[0], inputs, **how)
     return score_blocks(readings, context, tokens, anchors, **settings)
 
 
@@ -126,6 +129,45 @@ def test_fewer_tokens_are_the_first_of_a_whole_block() -> None:
     assert whole.log_q is not None
     assert part.log_q.shape == (len(ANCHORS), 2)
     torch.testing.assert_close(part.log_q, whole.log_q[:, :2])
+
+
+class MeasuringSteps(ReplaySteps):
+    """The plain steps, and the most bytes that each says it took at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = {"positions": 0, "anchors": 0, "logits": 0}
+
+    def _took(self, what: str, nbytes: int) -> None:
+        self.most[what] = max(self.most[what], nbytes)
+
+    def compute_input(self, draft: DraftModel, features: Sequence[Tensor]) -> Tensor:
+        self._took("positions", len(features[0]) * self.position_bytes(draft))
+        return super().compute_input(draft, features)
+
+    def run_blocks(
+        self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range
+    ) -> Tensor:
+        self._took("anchors", len(anchors) * self.anchor_bytes(draft, ANCHORS[-1]))
+        return super().run_blocks(draft, context, anchor_ids_M, anchors)
+
+    def compute_logits(
+        self, draft: DraftModel, hidden: Tensor, latent: Tensor | None, columns: slice
+    ) -> Tensor:
+        logits = super().compute_logits(draft, hidden, latent, columns)
+        self._took("logits", logits.numel() * self.logit_bytes(draft))
+        return logits
+
+
+@pytest.mark.parametrize("what", ["positions", "anchors", "logits"])
+def test_no_step_takes_more_than_the_budget(what: str) -> None:
+    draft = golden_draft("dense_vanilla_bf16")
+    features, tokens = make_text(draft)
+    generous, tight = MeasuringSteps(), MeasuringSteps()
+    score(draft, features, tokens, steps=generous, memory_budget=2**29)
+    budget = generous.most[what] // 2
+    score(draft, features, tokens, steps=tight, memory_budget=budget)
+    assert budget / 2 < tight.most[what] <= budget
 
 
 @pytest.mark.parametrize("budget", [1, 2**29])

@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 
 from dspark_convert.cli.verify import app
 from dspark_convert.errors import UsageError
+from dspark_convert.runtime import DecodeOptions
 from dspark_convert.schemas.diagnosis import Diagnosis
 from dspark_convert.schemas.published import schema_of
 from dspark_convert.verification.acceptance import USELESS_BELOW
+from dspark_convert.verification.diagnose import diagnose
 from dspark_convert.verification.hypotheses import HYPOTHESES, NotApplicableError
 from dspark_convert.verification.judgement import MIN_TEXTS
 from dspark_convert.verification.paired import Resampler
@@ -167,6 +169,24 @@ def test_texts_of_a_run_are_as_long_as_they_became(tmp_path: Path) -> None:
         len(text.token_ids) for text in suspect.subject.texts
     ]
     assert any(entry.num_tokens - entry.first_generated <= 20 for entry in entries)
+
+
+def test_texts_without_an_anchor_say_nothing_of_the_draft(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join((TINY / "prompts.jsonl").read_text().splitlines(True)[:8]))
+    every = frozenset(range(1024))
+    options = RecordOptions(
+        target=TARGET,
+        draft=TINY / DENSE,
+        output=tmp_path / "unused",
+        prompts=prompts,
+        max_new_tokens=4,
+        stop_token_ids=every,
+    )
+    suspect = suspect_of_target(options, on_progress=lambda *news: None)
+    diagnosis = diagnose(suspect, DecodeOptions(max_new_tokens=4, stop_token_ids=every))
+    assert (diagnosis.verdict, diagnosis.anchors, diagnosis.texts) == ("undecided", 0, 8)
+    assert "end at once" in diagnosis.reason
 
 
 @pytest.mark.parametrize("options", [[], ["--trace", "t", "--target", str(TARGET)]])

@@ -106,7 +106,7 @@ def _missing(path: Path, file: str) -> Finding:
         code="file-missing",
         message="the file does not exist",
         file=file,
-        hint="download or copy the checkpoint again, complete",
+        hint="check the path; a checkpoint that lacks the file was not copied completely",
     )
 
 

@@ -200,7 +200,7 @@ class _Batch:
 
 
 def _to_host(drafted: Drafted, verdict: Verdict) -> list[Outcome]:
-    """The round's one wait for the device."""
+    """What a round came to, in one copy."""
     columns = (
         drafted.lengths[:, None],
         verdict.accepted[:, None],

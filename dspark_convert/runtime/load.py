@@ -176,7 +176,7 @@ def _report_missing(name: str, findings: Findings) -> None:
         "tensor-borrowed-missing",
         "the draft does not store this tensor; it is the target's, and no target was given",
         tensor=name,
-        hint="give the folder of the target model",
+        hint="give the folder of the target model (--target; beside a trace --target-weights)",
     )
 
 

@@ -60,11 +60,17 @@ class VerifyOptions:
         name = self.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
+        expected = "auto, cpu, or a GPU that this PyTorch sees: cuda, cuda:1, ..."
         try:
             device = torch.device(name)
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise usage("device-unavailable", "--device", name, str(error)) from None
+            reason = str(error).splitlines()[0].split(". ")[0]
+            found = f"{name} ({reason})"
+            raise usage("device-unavailable", "--device", found, expected) from None
+        # Devices of PyTorch that hold no weights, or that files cannot be read to.
+        if device.type == "meta" or (device.type == "cpu" and device.index is not None):
+            raise usage("device-unavailable", "--device", name, expected)
         return device
 
     def torch_dtype(self) -> torch.dtype | None:

@@ -202,6 +202,8 @@ def test_the_command_says_the_size_first_and_prints_the_header(tmp_path: Path) -
         ("--feature-dtype", "fp8", "dtype-unknown"),
         ("--dtype", "int8", "dtype-unknown"),
         ("--device", "abacus", "device-unavailable"),
+        ("--device", "meta", "device-unavailable"),
+        ("--device", "cpu:1", "device-unavailable"),
         ("--temperature", "-1", "option-out-of-range"),
     ],
 )

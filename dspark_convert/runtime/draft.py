@@ -128,7 +128,8 @@ class DraftModel(nn.Module):
 
     def compute_draft_logits(self, hidden: Tensor) -> Tensor:
         """``lm_head`` logits [..., D] of backbone hidden [..., H]; no mapping, no Markov bias."""
-        logits: Tensor = self.lm_head(hidden)
+        # Some slots of many blocks are a view, which would be multiplied block by block.
+        logits: Tensor = self.lm_head(hidden.contiguous())
         return logits
 
     def map_draft_to_target(self, draft_ids: Tensor) -> Tensor:

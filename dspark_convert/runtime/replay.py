@@ -179,9 +179,10 @@ class _Scorer:
         # too. A token past the end of the text conditions only what nobody will look at.
         previous = torch.cat((tokens[:, :1].expand(-1, first), tokens[:, :-1]), 1).clamp(0)
         confidence = compute_confidence(draft, hidden, previous)
-        reductions = self._reduce_vocabulary(
-            hidden[:, first:], self._mix(hidden, previous), tokens[:, 1:], candidates_MC
-        )
+        # A view would be multiplied block by block, which reads the weights for each.
+        predicting = hidden[:, first:].contiguous()
+        latent = self._mix(hidden, previous)
+        reductions = self._reduce_vocabulary(predicting, latent, tokens[:, 1:], candidates_MC)
         return BlockScores(
             greedy_ids=self.vocabulary.map_draft_to_target(reductions.best_ids),
             log_q=None if reductions.greedy else reductions.wanted_log_q(),
@@ -194,9 +195,9 @@ class _Scorer:
         head, state, latents = self.draft.markov_head, None, []
         if head is None:
             return None
+        embeddings = head.embed(previous_MS)
         for slot in range(hidden_MSH.shape[1]):
-            embedding = head.embed(previous_MS[:, slot])
-            latent, state = head.mix(embedding, hidden_MSH[:, slot], state)
+            latent, state = head.mix(embeddings[:, slot], hidden_MSH[:, slot], state)
             latents.append(latent)
         return torch.stack(latents[self.draft.first_predicting_slot :], 1)
 

@@ -62,6 +62,23 @@ class AnchoredText:
 
 
 @dataclass(frozen=True)
+class Questions:
+    """What is asked of every draft that replays a text, on their device.
+
+    ``temperature`` is that of q, 0 where only the likeliest tokens matter. ``following`` int64
+    [M, N] are the tokens after each anchor, 0 past the end. Of the stored candidates for the first
+    of them there are ``candidate_ids`` and ``log_p`` [M, C], and ``tail_mass`` [M] of all others;
+    None where the overlap is not wanted.
+    """
+
+    temperature: float
+    following: Tensor
+    candidate_ids: Tensor | None = None
+    log_p: Tensor | None = None
+    tail_mass: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Replay:
     """One text, replayed. Row i is the i-th anchor.
 
@@ -89,8 +106,9 @@ def replay_sequence(draft: DraftModel, sequence: TraceSequence, options: ReplayO
     num_tokens = count_tokens(draft, options.decode)
     check_threshold(draft, options.decode)
     text = anchor_text(sequence, options, num_tokens=num_tokens)
+    questions = ask(text, options, draft.device, num_tokens=num_tokens)
     context = project_input(draft, read_input(draft, text, options), options)
-    return start_replays([draft], context, text, options).wait()[0]
+    return start_replays([draft], context, text, questions, options).wait()[0]
 
 
 def anchor_text(
@@ -105,6 +123,22 @@ def anchor_text(
     _require_log_probs(sequence, options.decode)
     token_ids, anchors = cut_text(sequence, options.decode, num_tokens)
     return AnchoredText(sequence, token_ids, anchors[::stride])
+
+
+def ask(
+    text: AnchoredText, options: ReplayOptions, device: torch.device, *, num_tokens: int
+) -> Questions:
+    """What is asked about a text, uploaded once for drafts of at most ``num_tokens`` tokens."""
+    sequence, decode, upload = text.sequence, options.decode, options.steps.upload
+    following = upload(_following(text.token_ids, text.anchors, num_tokens), device)
+    if options.top_temperature is None or sequence.top_ids is None:
+        greedy = decode.draft_sampling == "greedy"
+        return Questions(0.0 if greedy else decode.temperature, following)
+    assert sequence.top_log_probs is not None
+    assert sequence.tail_mass is not None
+    stored = (sequence.top_ids, sequence.top_log_probs, sequence.tail_mass)
+    after = [upload(_after(values, sequence, text.anchors), device) for values in stored]
+    return Questions(options.top_temperature, following, *after)
 
 
 def read_input(draft: DraftModel, text: AnchoredText, options: ReplayOptions) -> Tensor:
@@ -153,7 +187,11 @@ class PendingReplays:
 
 
 def start_replays(
-    drafts: Sequence[DraftModel], context: ContextKV, text: AnchoredText, options: ReplayOptions
+    drafts: Sequence[DraftModel],
+    context: ContextKV,
+    text: AnchoredText,
+    questions: Questions,
+    options: ReplayOptions,
 ) -> PendingReplays:
     """Replay drafts of one backbone (see ``score_blocks``), the first of which is run.
 
@@ -162,9 +200,9 @@ def start_replays(
     """
     downloads = []
     if text.anchors:
-        scored = _score(drafts, context, text, options, *_questions(text.sequence, options))
+        scored = _score(drafts, context, text, questions, options)
         downloads = [
-            options.steps.download(_answer(draft, scores, text, options))
+            options.steps.download(_answer(draft, scores, questions, options))
             for draft, scores in zip(drafts, scored, strict=True)
         ]
     return PendingReplays(drafts, downloads, text, options)
@@ -188,7 +226,8 @@ def measure_agreement(
         return np.zeros(num_tokens), np.zeros(num_tokens)
     text = AnchoredText(sequence, tokens, anchors)
     context = project_input(draft, read_input(draft, text, options), options)
-    (scores,) = _score([draft], context, text, options, 0.0, None)
+    greedily = Questions(0.0, _following(tokens, anchors, num_tokens))
+    (scores,) = _score([draft], context, text, greedily, options)
     chosen = torch.cat((tokens[:first], sequence.argmax_ids))
     both = scores.greedy_ids.cpu() == _following(chosen, anchors, num_tokens, beyond=-1)
     counted = np.minimum(len(tokens) - np.arange(1, num_tokens + 1) - first, len(anchors))
@@ -238,38 +277,35 @@ def _score(
     drafts: Sequence[DraftModel],
     context: ContextKV,
     text: AnchoredText,
+    questions: Questions,
     options: ReplayOptions,
-    temperature: float,
-    top_ids: Tensor | None,
 ) -> list[BlockScores]:
-    candidates = None if top_ids is None else _after(top_ids, text.sequence, text.anchors)
     return score_blocks(
         drafts,
         context,
         text.token_ids,
         text.anchors,
         target_vocab_size=options.target_vocab_size,
-        temperature=temperature,
+        temperature=questions.temperature,
         num_tokens=options.decode.num_speculative_tokens,
-        candidate_ids_MC=candidates,
+        candidate_ids_MC=questions.candidate_ids,
         steps=options.steps,
         memory_budget=options.memory_budget,
     )
 
 
 def _answer(
-    draft: DraftModel, scores: BlockScores, text: AnchoredText, options: ReplayOptions
+    draft: DraftModel, scores: BlockScores, questions: Questions, options: ReplayOptions
 ) -> Results:
     """What is wanted of the scores of one draft, on its device."""
-    steps, num_tokens = options.steps, scores.greedy_ids.shape[1]
-    following = _following(text.token_ids, text.anchors, num_tokens)
+    following = questions.following[:, : scores.greedy_ids.shape[1]]
     vocabulary = draft.vocabulary.restrict(options.target_vocab_size)
-    low, high = _overlap(scores, text, steps) or (None, None)
+    low, high = _overlap(scores, questions) or (None, None)
     return {
         "greedy_ids": scores.greedy_ids,
         "log_q": scores.log_q,
         "confidence": scores.confidence,
-        "draftable": vocabulary.map_target_to_draft(steps.upload(following, draft.device)) >= 0,
+        "draftable": vocabulary.map_target_to_draft(following) >= 0,
         "overlap": low,
         "overlap_at_most": high,
     }
@@ -305,14 +341,6 @@ def _replay_nothing(draft: DraftModel, text: AnchoredText, decode: DecodeOptions
     return Replay(text.sequence.id, expectation, None, proposed, None)
 
 
-def _questions(sequence: TraceSequence, options: ReplayOptions) -> tuple[float, Tensor | None]:
-    """The temperature of q, 0 when only the likeliest tokens matter, and stored candidates."""
-    if options.top_temperature is not None and sequence.top_ids is not None:
-        return options.top_temperature, sequence.top_ids
-    greedy = options.decode.draft_sampling == "greedy"
-    return (0.0 if greedy else options.decode.temperature), None
-
-
 def _after(values: Tensor, sequence: TraceSequence, anchors: range) -> Tensor:
     """Of values that start at position P, those one position on from each anchor."""
     start = anchors.start + 1 - sequence.first_generated
@@ -333,20 +361,12 @@ def _acceptance(answer: Results, text: AnchoredText, decode: DecodeOptions) -> F
     return np.exp(np.minimum(_wide(log_q) - _wide(log_p), 0.0))
 
 
-def _overlap(
-    scores: BlockScores, text: AnchoredText, steps: ReplaySteps
-) -> tuple[Tensor, Tensor] | None:
-    """Where the scores are, since the candidates are many."""
+def _overlap(scores: BlockScores, questions: Questions) -> tuple[Tensor, Tensor] | None:
     if scores.candidate_log_q is None:
         return None
-    sequence, anchors, device = text.sequence, text.anchors, scores.candidate_log_q.device
-    assert sequence.top_log_probs is not None
-    assert sequence.tail_mass is not None
-    return bound_overlap(
-        steps.upload(_after(sequence.top_log_probs, sequence, anchors), device),
-        steps.upload(_after(sequence.tail_mass, sequence, anchors), device),
-        scores.candidate_log_q,
-    )
+    assert questions.log_p is not None
+    assert questions.tail_mass is not None
+    return bound_overlap(questions.log_p, questions.tail_mass, scores.candidate_log_q)
 
 
 def _following(values: Tensor, anchors: range, num_tokens: int, *, beyond: int = 0) -> Tensor:

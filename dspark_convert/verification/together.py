@@ -19,9 +19,11 @@ from dspark_convert.verification.hypotheses import Reading
 from dspark_convert.verification.replay import (
     AnchoredText,
     PendingReplays,
+    Questions,
     Replay,
     ReplayOptions,
     anchor_text,
+    ask,
     project_input,
     read_input,
     start_replays,
@@ -93,17 +95,23 @@ class SharedReplay:
         num_tokens = self._most_tokens(options)
         edited = first.edit_text(sequence)
         text = anchor_text(edited, options, num_tokens=num_tokens, stride=stride)
+        questions = ask(text, options, first.draft.device, num_tokens=num_tokens)
         input_TH = read_input(first.draft, text, options)
         for backbones in contexts:
-            yield from self._share_context(backbones, input_TH, text, options)
+            yield from self._share_context(backbones, input_TH, text, questions, options)
 
     def _share_context(
-        self, backbones: _Context, input_TH: Tensor, text: AnchoredText, options: ReplayOptions
+        self,
+        backbones: _Context,
+        input_TH: Tensor,
+        text: AnchoredText,
+        questions: Questions,
+        options: ReplayOptions,
     ) -> Iterator[_Started]:
         context = project_input(self.readings[backbones[0][0]].draft, input_TH, options)
         for members in backbones:
             drafts = [self.readings[index].draft for index in members]
-            yield members, start_replays(drafts, context, text, options)
+            yield members, start_replays(drafts, context, text, questions, options)
 
     def _most_tokens(self, options: ReplayOptions) -> int:
         most = max(reading.draft.config.num_speculative_tokens for reading in self.readings)

@@ -9,6 +9,7 @@ On long traces a sample of the anchors rules out most readings first (see ``scre
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from dspark_convert import __version__
 from dspark_convert.errors import Finding, UsageError
@@ -24,9 +25,10 @@ from dspark_convert.verification.judgement import (
     best_of_each,
     decision_rule,
     drafts_badly,
+    total_gain,
 )
 from dspark_convert.verification.paired import Scores, score_readings
-from dspark_convert.verification.screening import find_stride, screen
+from dspark_convert.verification.screening import Sample, Screening, choose_sample, screen
 from dspark_convert.verification.suspect import Subject, Suspect
 
 Progress = Callable[[str, int, int], None]
@@ -56,30 +58,57 @@ def diagnose(
     header = subject.around.header
     _require_own_texts(header)
     trials, refused = plan_trials(subject)
-
-    def score(chosen: Sequence[Trial], doing: str, stride: int = 1) -> list[Scores]:
-        return score_readings(
-            [trial.reading for trial in chosen],
-            subject.texts,
-            header,
-            decode,
-            stride=stride,
-            steps=steps,
-            on_text=lambda done: on_progress(doing, done, len(header.sequences)),
-        )
-
+    run = _Run(subject, decode, steps, on_progress)
     statistics = 1 if header.top_temperature is None else 2
     rule = decision_rule((len(trials) - 1) * statistics)
-    ruled_out: list[HypothesisResult] = []
-    left, stride = trials, find_stride(header, decode)
-    if stride > 1:
-        left, ruled_out = screen(trials, score(trials, "screening", stride), rule, seed)
-    declared, *others = score(left, "diagnosing")
-    judge = Judge(declared, rule, seed)
-    compared = [judge.compare(*both) for both in zip(left[1:], others, strict=True)]
-    results = [judge.declared(left[0]), *best_of_each([*compared, *ruled_out]), *refused]
-    anchors = int(declared.anchors.sum())
-    return _conclude(suspect, results, rule, steps, anchors=anchors, seed=seed)
+    sample = choose_sample(header, decode)
+    screening = Screening(trials)
+    if sample is not None:
+        screening = screen(trials, run.score(trials, "screening", sample), rule, seed)
+    declared, results = run.judge(screening.left, rule, seed)
+    outdone = [result for _, result in screening.outdone]
+    if outdone and not any(result.status == "cause" for result in results):
+        # What outdid them has failed, so the sample was no guide.
+        again = [trials[0], *(trial for trial, _ in screening.outdone)]
+        _, outdone = run.judge(again, rule, seed)
+    tried = [declared, *best_of_each([*results, *outdone, *screening.rejected])]
+    anchors = declared.anchors or 0
+    return _conclude(suspect, [*tried, *refused], rule, steps, anchors=anchors, seed=seed)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What trials are replayed on."""
+
+    subject: Subject
+    decode: DecodeOptions
+    steps: ReplaySteps
+    on_progress: Progress
+
+    def score(self, trials: Sequence[Trial], doing: str, sample: Sample | None) -> list[Scores]:
+        header, texts = self.subject.around.header, self.subject.texts
+        chosen = range(len(texts)) if sample is None else sample.texts
+        return score_readings(
+            [trial.reading for trial in trials],
+            (texts[index] for index in chosen),
+            header,
+            self.decode,
+            stride=1 if sample is None else sample.stride,
+            steps=self.steps,
+            on_text=lambda done: self.on_progress(doing, done, len(chosen)),
+        )
+
+    def judge(
+        self, trials: Sequence[Trial], rule: DecisionRule, seed: int
+    ) -> tuple[HypothesisResult, list[HypothesisResult]]:
+        """The results of the declared reading, which comes first, and of the others."""
+        declared, *others = self.score(trials, "diagnosing", None)
+        judge = Judge(declared, rule, seed)
+        results = [
+            judge.judge(trial, own, judge.compare(own))
+            for trial, own in zip(trials[1:], others, strict=True)
+        ]
+        return judge.declared(trials[0]), results
 
 
 def plan_trials(subject: Subject) -> tuple[list[Trial], list[HypothesisResult]]:
@@ -138,9 +167,7 @@ def _verdict(
     """Verdict, best reading and why."""
     causes = [result for result in results if result.status == "cause"]
     if causes:
-        others = ", ".join(cause.id for cause in causes[1:])
-        reason = _how_sure(causes[0], rule) + (f"; also better: {others}" if others else "")
-        return "cause-found", causes[0].id, reason
+        return "cause-found", causes[0].id, _why(causes, results, rule)
     declared = results[0]
     if texts < rule.min_texts:
         return "undecided", "as-declared", f"{texts} texts; {rule.min_texts} are needed"
@@ -157,6 +184,19 @@ def _verdict(
     if drafts_badly(declared.accepted_length):
         return "undecided", "as-declared", "it drafts badly, and no reading tried explains it"
     return "healthy", "as-declared", "nothing better found"
+
+
+def _why(
+    causes: Sequence[HypothesisResult], results: Sequence[HypothesisResult], rule: DecisionRule
+) -> str:
+    best = causes[0]
+    parts = [_how_sure(best, rule)]
+    if len(causes) > 1:
+        parts.append(f"also better: {', '.join(cause.id for cause in causes[1:])}")
+    hints = [x for x in results if x.status == "hint" and x.anchors == best.anchors]
+    if unsure := [hint.id for hint in hints if total_gain(hint) > total_gain(best)]:
+        parts.append(f"{', '.join(unsure)} may be better still; more texts would show it")
+    return "; ".join(parts)
 
 
 def _how_sure(cause: HypothesisResult, rule: DecisionRule) -> str:

@@ -48,33 +48,79 @@ def decision_rule(comparisons: int) -> DecisionRule:
 
 
 @dataclass(frozen=True)
-class _Difference:
-    """One statistic of a reading less that of the declared one, per anchor."""
+class Difference:
+    """One statistic of a reading less that of another one, per anchor.
+
+    ``decision`` is the interval at the level of the rule. ``likely`` is the one at the level of a
+    single comparison: of all readings one at most is right, and that one must not be lost.
+    """
 
     mean: float
     interval95: Interval | None
+    likely: Interval | None
     decision: Interval | None
     least: float
+    """The least gain that counts."""
 
     @property
     def gains(self) -> bool:
+        """Beyond chance, whatever else was compared."""
         return self._above(self.decision)
 
     @property
     def hints(self) -> bool:
+        """Beyond chance, were this all that was compared."""
         return self._above(self.interval95)
 
     @property
     def may_gain(self) -> bool:
         """Whether a gain that counts is not ruled out; without an interval none can be shown."""
-        return self.decision is not None and self.decision[1] >= self.least
+        return self.likely is not None and self.likely[1] >= self.least
 
     @property
     def loses(self) -> bool:
+        """Beyond chance, whatever else was compared."""
         return self.decision is not None and self.decision[1] < 0
 
     def _above(self, interval: Interval | None) -> bool:
         return interval is not None and interval[0] > 0 and self.mean >= self.least
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A reading with another one, on the same anchors."""
+
+    overlap: Difference
+    accepted_tokens: Difference
+
+    @property
+    def gains(self) -> bool:
+        """By one statistic, without losing by the other one."""
+        return any(each.gains for each in self._both) and not self._loses
+
+    @property
+    def hints(self) -> bool:
+        """As ``gains``, but for the 95 % interval."""
+        return any(each.hints for each in self._both) and not self._loses
+
+    @property
+    def may_gain(self) -> bool:
+        """Whether a gain that counts is not ruled out."""
+        return any(each.may_gain for each in self._both)
+
+    @property
+    def worse(self) -> bool:
+        """Likely by one statistic, by however little, and not likely better by the other one."""
+        known = [each.likely for each in self._both if each.likely is not None]
+        return any(high < 0 for _, high in known) and not any(low > 0 for low, _ in known)
+
+    @property
+    def _both(self) -> tuple[Difference, Difference]:
+        return self.overlap, self.accepted_tokens
+
+    @property
+    def _loses(self) -> bool:
+        return any(each.loses for each in self._both)
 
 
 class Judge:
@@ -96,27 +142,19 @@ class Judge:
             }
         )
 
-    def compare(self, trial: Trial, own: Scores) -> HypothesisResult:
-        """The result of another reading, by the rule."""
-        both = self._differences(own)
-        loses = any(part.loses for part in both)
-        gains = any(part.gains for part in both) and not loses
-        hints = any(part.hints for part in both) and not loses
-        found = gains and self.enough and not drafts_badly(own.accepted_length)
-        status: Status = "cause" if found else "hint" if hints else "rejected"
-        return self._result(trial, own, status, both)
+    def compare(self, own: Scores, base: Scores | None = None) -> Comparison:
+        """A reading with the declared one, or with another one."""
+        base = self.base if base is None else base
+        return Comparison(
+            self._difference(own.overlap - base.overlap, MIN_OVERLAP_GAIN),
+            self._difference(own.accepted_tokens - base.accepted_tokens, MIN_ACCEPTED_TOKENS_GAIN),
+        )
 
-    def rule_out(self, trial: Trial, own: Scores) -> HypothesisResult | None:
-        """The result of a reading that gains nothing that counts; None where it may."""
-        both = self._differences(own)
-        if any(part.may_gain for part in both):
-            return None
-        return self._result(trial, own, "rejected", both)
-
-    def _result(
-        self, trial: Trial, own: Scores, status: Status, both: tuple[_Difference, _Difference]
-    ) -> HypothesisResult:
-        overlap, tokens = both
+    def judge(self, trial: Trial, own: Scores, comparison: Comparison) -> HypothesisResult:
+        """The result of a reading that was compared with the declared one, by the rule."""
+        overlap, tokens = comparison.overlap, comparison.accepted_tokens
+        found = comparison.gains and self.enough and not drafts_badly(own.accepted_length)
+        status: Status = "cause" if found else "hint" if comparison.hints else "rejected"
         return HypothesisResult.model_validate(
             {
                 "id": trial.hypothesis.id,
@@ -133,22 +171,11 @@ class Judge:
             }
         )
 
-    def _differences(self, own: Scores) -> tuple[_Difference, _Difference]:
-        """Of overlap and of accepted tokens."""
-        base = self.base
-        return (
-            self._difference(own.overlap - base.overlap, MIN_OVERLAP_GAIN),
-            self._difference(own.accepted_tokens - base.accepted_tokens, MIN_ACCEPTED_TOKENS_GAIN),
-        )
-
-    def _difference(self, sums: Floats, least: float) -> _Difference:
-        anchors = self.base.anchors
-        return _Difference(
-            mean=float(sums.sum() / max(anchors.sum(), 1.0)),
-            interval95=self.resampler.interval(sums, anchors, 0.95),
-            decision=self.resampler.interval(sums, anchors, self.rule.level),
-            least=least,
-        )
+    def _difference(self, sums: Floats, least: float) -> Difference:
+        anchors, levels = self.base.anchors, (0.95, 1 - ERROR, self.rule.level)
+        interval95, likely, decision = self.resampler.wide_intervals(sums, anchors, levels)
+        mean = float(sums.sum() / max(anchors.sum(), 1.0))
+        return Difference(mean, interval95, likely, decision, least)
 
     def _levels(self, own: Scores) -> dict[str, object]:
         anchors = max(float(own.anchors.sum()), 1.0)
@@ -177,10 +204,10 @@ def best_of_each(results: Sequence[HypothesisResult]) -> list[HypothesisResult]:
 
 
 def _rank(result: HypothesisResult) -> tuple[int, float]:
-    return get_args(Status).index(result.status), -_gain(result)
+    return get_args(Status).index(result.status), -total_gain(result)
 
 
-def _gain(result: HypothesisResult) -> float:
+def total_gain(result: HypothesisResult) -> float:
     """Both differences in units of their least gain that counts."""
     overlap, tokens = result.difference or 0.0, result.accepted_tokens_difference or 0.0
     return overlap / MIN_OVERLAP_GAIN + tokens / MIN_ACCEPTED_TOKENS_GAIN

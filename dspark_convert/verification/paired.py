@@ -6,8 +6,10 @@ set of texts under two readings. Shapes: S texts, R resamples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.verification.expectation import Floats
 from dspark_convert.verification.hypotheses import Reading
 from dspark_convert.verification.replay import Replay, ReplayOptions
+from dspark_convert.verification.statistics import student_quantile
 from dspark_convert.verification.together import SharedReplay
 from dspark_convert.verification.trace import TraceSequence
 
@@ -110,11 +113,45 @@ class Resampler:
 
     def interval(self, numerators: Floats, denominators: Floats, level: float) -> Interval | None:
         """Percentile interval of sum(numerators) / sum(denominators); None below two texts."""
+        return self._intervals(numerators, denominators, [level])[0]
+
+    def wide_intervals(
+        self, numerators: Floats, denominators: Floats, levels: Sequence[float]
+    ) -> list[Interval | None]:
+        """``interval`` at each level, as much wider as Student's interval is than a normal one.
+
+        The percentile interval of a few texts is too narrow, the more so the higher the level: it
+        cannot leave the range of the texts' own values.
+        """
+        wide: list[Interval | None] = []
+        for level, narrow in zip(
+            levels, self._intervals(numerators, denominators, levels), strict=True
+        ):
+            if narrow is None:
+                wide.append(None)
+                continue
+            value, factor = float(numerators.sum() / denominators.sum()), self._widening(level)
+            wide.append(
+                (value - factor * (value - narrow[0]), value + factor * (narrow[1] - value))
+            )
+        return wide
+
+    def _widening(self, level: float) -> float:
+        student = student_quantile((1 - level) / 2, self.texts - 1)
+        # A resample's spread is that of the texts over S, where Student's has S - 1.
+        correction = math.sqrt(self.texts / (self.texts - 1))
+        return correction * student / NormalDist().inv_cdf((1 + level) / 2)
+
+    def _intervals(
+        self, numerators: Floats, denominators: Floats, levels: Sequence[float]
+    ) -> list[Interval | None]:
+        nothing: list[Interval | None] = [None] * len(levels)
         if self.texts < 2 or np.isnan(numerators).any():
-            return None
+            return nothing
         tops, bottoms = self._counts @ numerators, self._counts @ denominators
         ratios = tops[bottoms > 0] / bottoms[bottoms > 0]
         if not len(ratios):
-            return None
-        low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
-        return float(low), float(high)
+            return nothing
+        ends = [share for level in levels for share in ((1 - level) / 2, (1 + level) / 2)]
+        found = np.quantile(ratios, ends).tolist()
+        return [*zip(found[::2], found[1::2], strict=True)]

@@ -1,58 +1,98 @@
-"""Long traces: which readings a sample of the anchors rules out before all of them are replayed.
+"""Long traces: which readings a sample of the anchors settles before all of them are replayed.
 
-Most readings of a draft are plainly worse than the declared one, and a few thousand anchors show
-it. Only those that may still be better are replayed on all anchors, where they are judged as if
-there had been no sample. That does not raise the error of naming a wrong reading: a reading is
-named only if it passes the test on all anchors, at the level that leaves the error for all readings
-that were tried, ruled out or not. Whatever the sample has said, and though its anchors are among
-those of the test, that test errs no more often; the sample can only take readings away. What it can
-cost is a right reading, if its gain on the sample is below what counts by more than chance allows
-at the same level.
+Most readings of a draft are plainly worse than the declared one, or than the one that is right, and
+a few thousand anchors show it. Only the others are replayed on all anchors, where they are judged
+as if there had been no sample. That does not raise the error of naming a wrong reading: a reading
+is named only if it passes the test on all anchors, at the level that leaves the error for all
+readings that were tried, settled early or not. Whatever the sample has said, and though its anchors
+are among those of the test, that test errs no more often; the sample can only take readings away.
+What it can cost is the right reading, once in a hundred diagnoses at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.schemas.diagnosis import DecisionRule, HypothesisResult
 from dspark_convert.schemas.trace import TraceHeader
-from dspark_convert.verification.judgement import Judge, Trial
+from dspark_convert.verification.judgement import Judge, Trial, total_gain
 from dspark_convert.verification.paired import Scores
 
 SCREENING_ANCHORS = 2048
-"""A sample has this many anchors, at most half as many again, and one more for a text.
+"""A sample has about this many anchors, at most half as many again and one more for a text.
 
 Where two readings differ by 0.1 of overlap from anchor to anchor, the mean difference over 2,048
 anchors is known to 0.0022, less than half of the least gain that counts. Of a trace of 32,000
 anchors the sample is a fifteenth, so that sixteen backbones cost little more than a replay.
 """
+SCREENING_TEXTS = 24
+"""A sample is of this many texts at least, where there are so many.
+
+Intervals rest on texts; on a GPU, a text costs as long as its launches take, however short it is.
+"""
 
 
-def find_stride(header: TraceHeader, decode: DecodeOptions) -> int:
-    """Which anchors make the sample: every n-th of each text from its first on; 1: all of them."""
-    anchors = sum(
+@dataclass(frozen=True)
+class Sample:
+    """Every ``stride``-th anchor, from the first one on, of some ``texts`` of a trace."""
+
+    texts: range
+    stride: int
+
+
+def choose_sample(header: TraceHeader, decode: DecodeOptions) -> Sample | None:
+    """Evenly spaced anchors of evenly spaced texts; None for a trace that is too short for one."""
+    counts = [
         # A text that ends before its limit ends with a stop token, which is no anchor.
         min(entry.num_tokens - entry.first_generated - 1, decode.max_new_tokens)
         for entry in header.sequences
-    )
-    return max(1, anchors // SCREENING_ANCHORS)
+    ]
+    if sum(counts) < 2 * SCREENING_ANCHORS:
+        return None
+    # So many texts hold enough anchors if those of all texts are as many as these are on average.
+    enough = max(SCREENING_TEXTS, -(-len(counts) * SCREENING_ANCHORS // sum(counts)))
+    texts = range(0, len(counts), max(1, len(counts) // enough))
+    held = sum(counts[index] for index in texts)
+    return Sample(texts, max(1, held // SCREENING_ANCHORS))
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What a sample says.
+
+    ``left`` are the trials that it does not settle, the declared one first. ``rejected`` are the
+    results of those that are worse than it, or gain nothing that counts. ``outdone`` are those that
+    may gain but are worse than one that is left, with their results: hints at most.
+    """
+
+    left: list[Trial]
+    rejected: list[HypothesisResult] = field(default_factory=list)
+    outdone: list[tuple[Trial, HypothesisResult]] = field(default_factory=list)
 
 
 def screen(
     trials: Sequence[Trial], sampled: Sequence[Scores], rule: DecisionRule, seed: int
-) -> tuple[list[Trial], list[HypothesisResult]]:
-    """Trials that are left, the declared one first, and the results of those ruled out.
-
-    ``sampled`` are the scores of all trials on the same sample of the anchors. Ruled out is what
-    gains less than counts at the upper end of the decision intervals of both statistics.
-    """
+) -> Screening:
+    """Settle what a sample can; ``sampled`` are the scores of all trials on its anchors."""
     judge = Judge(sampled[0], rule, seed)
-    left, ruled_out = [trials[0]], []
-    for trial, own in zip(trials[1:], sampled[1:], strict=True):
-        result = judge.rule_out(trial, own)
-        if result is None:
-            left.append(trial)
+    compared = [
+        (trial, own, judge.compare(own)) for trial, own in zip(trials[1:], sampled[1:], strict=True)
+    ]
+    results = [judge.judge(*each) for each in compared]
+    gaining = [
+        (total_gain(result), own)
+        for (_, own, comparison), result in zip(compared, results, strict=True)
+        if comparison.gains
+    ]
+    best = max(gaining, key=lambda pair: pair[0], default=(0.0, None))[1]
+    screening = Screening([trials[0]])
+    for (trial, own, comparison), result in zip(compared, results, strict=True):
+        if comparison.worse or not comparison.may_gain:
+            screening.rejected.append(result.model_copy(update={"status": "rejected"}))
+        elif best is not None and judge.compare(own, best).worse:
+            screening.outdone.append((trial, result))
         else:
-            ruled_out.append(result)
-    return left, ruled_out
+            screening.left.append(trial)
+    return screening

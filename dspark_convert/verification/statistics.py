@@ -1,9 +1,10 @@
-"""Small exact statistics: ratio bootstrap, verdict against a threshold, calibration, chi-square."""
+"""Small exact statistics: ratio bootstrap, Student's t, thresholds, calibration, chi-square."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,30 @@ def ratio_interval95(numerators: Floats, denominators: Floats, seed: int) -> Int
     ratios = tops[picks].sum(axis=1) / bottoms[picks].sum(axis=1)
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(low), float(high)
+
+
+@lru_cache
+def student_quantile(tail: float, degrees: int) -> float:
+    """What a Student variable exceeds with probability ``tail``, between 1e-9 and a half."""
+    low, high = 0.0, 1e12
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_tail(middle, degrees) > tail else (low, middle)
+    return high
+
+
+def _student_tail(t: float, degrees: int) -> float:
+    """Probability that a Student variable exceeds ``t`` >= 0 (Abramowitz and Stegun, 26.7.3-4)."""
+    angle = math.atan2(t, math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for k in range(2 + odd, degrees, 2):
+        term *= (k - 1) / k * cosine**2
+        total += term
+    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return (1 - inside) / 2
 
 
 def judge(interval: Interval | None, threshold: float) -> Verdict:

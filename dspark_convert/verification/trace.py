@@ -114,9 +114,9 @@ class Trace:
         return len(self._places)
 
     def __iter__(self) -> Iterator[TraceSequence]:
-        return (self.sequence(index) for index in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
-    def sequence(self, index: int) -> TraceSequence:
+    def __getitem__(self, index: int) -> TraceSequence:
         """Read one sequence; its tensors are views of the mapped file.
 
         Raises ``TraceError``: ``trace-token-unknown``, ``trace-text-incomplete``,

@@ -30,7 +30,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.fixture(scope="module")
 def short_trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Long enough for faults that cost much."""
-    return record_trace(tmp_path_factory.mktemp("short"), every=2, max_new_tokens=16)
+    return record_trace(tmp_path_factory.mktemp("short"), every=1, max_new_tokens=24)
 
 
 @pytest.fixture

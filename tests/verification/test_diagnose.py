@@ -223,11 +223,17 @@ PAIRS: dict[tuple[ReadingId, ReadingId], tuple[Plant, ...]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def long_trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Long enough for a fault that another one hides."""
+    return record_trace(tmp_path_factory.mktemp("longer"), every=1, max_new_tokens=96)
+
+
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_of_two_faults_one_is_named(
-    pair: tuple[ReadingId, ReadingId], build: Callable[..., Path], trace: Trace
+    pair: tuple[ReadingId, ReadingId], build: Callable[..., Path], long_trace: Trace
 ) -> None:
-    diagnosis = run(build(DENSE, *PAIRS[pair]), trace)
+    diagnosis = run(build(DENSE, *PAIRS[pair]), long_trace)
     show(" and ".join(pair), diagnosis)
     assert diagnosis.verdict == "cause-found"
     assert diagnosis.best in pair

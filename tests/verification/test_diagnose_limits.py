@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from jsonschema import Draft202012Validator
@@ -16,13 +15,12 @@ from typer.testing import CliRunner
 from dspark_convert.cli.verify import app
 from dspark_convert.errors import UsageError
 from dspark_convert.runtime import DecodeOptions
-from dspark_convert.schemas.diagnosis import Diagnosis
+from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult, ReadingId
 from dspark_convert.schemas.published import schema_of
 from dspark_convert.verification.acceptance import USELESS_BELOW
-from dspark_convert.verification.diagnose import diagnose
+from dspark_convert.verification.diagnose import _verdict, diagnose
 from dspark_convert.verification.hypotheses import HYPOTHESES, NotApplicableError
-from dspark_convert.verification.judgement import MIN_TEXTS
-from dspark_convert.verification.paired import Resampler
+from dspark_convert.verification.judgement import MIN_TEXTS, decision_rule
 from dspark_convert.verification.record import RecordOptions, record
 from dspark_convert.verification.suspect import suspect_of_target, suspect_of_trace
 from dspark_convert.verification.trace import Trace, TraceError, open_trace
@@ -111,15 +109,33 @@ def test_a_trace_of_another_target_is_refused(tmp_path: Path, short_trace: Trace
     assert refusal.value.code == "trace-other-target"
 
 
-def test_intervals_are_those_of_whole_texts() -> None:
-    """For equal anchors it is the interval of a mean, whose ends normal theory gives roughly."""
-    values = np.random.default_rng(0).normal(1.0, 2.0, 400)
-    low, high = Resampler(400, 0).interval(values, np.ones(400), 0.95)  # type: ignore[misc]
-    error = values.std() / 20
-    assert abs(low - (values.mean() - 1.96 * error)) < 0.1 * error
-    assert abs(high - (values.mean() + 1.96 * error)) < 0.1 * error
-    assert Resampler(1, 0).interval(values[:1], np.ones(1), 0.95) is None
-    assert Resampler(2, 0).interval(np.array([1.0, np.nan]), np.ones(2), 0.95) is None
+def result_of(
+    reading: ReadingId, status: str, gain: float, accepted_length: float = 2.0, anchors: int = 100
+) -> HypothesisResult:
+    return HypothesisResult.model_validate(
+        {
+            "id": reading,
+            "status": status,
+            "reason": "",
+            "anchors": anchors,
+            "accepted_length": accepted_length,
+            "difference": gain,
+            "difference_decision_interval": (gain - 0.01, gain + 0.01),
+        }
+    )
+
+
+def test_a_hint_of_a_larger_gain_than_the_cause_is_mentioned() -> None:
+    declared = result_of("as-declared", "declared", 0.0)
+    cause = result_of("target-embedding", "cause", 0.03)
+    unsure = result_of("layout-other", "hint", 0.05)
+    less = result_of("markov-off", "hint", 0.02)
+    sampled = result_of("mask-other", "hint", 0.06, anchors=20)
+    results = [declared, cause, unsure, less, sampled]
+    verdict, best, reason = _verdict(results, 20, decision_rule(30))
+    assert (verdict, best) == ("cause-found", "target-embedding")
+    assert reason.endswith("; layout-other may be better still; more texts would show it")
+    assert "may be" not in _verdict([declared, cause, less, sampled], 20, decision_rule(30))[2]
 
 
 # The command -------------------------------------------------------------------------------------

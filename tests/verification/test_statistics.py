@@ -12,6 +12,7 @@ from dspark_convert.verification.statistics import (
     prompts_to_decide,
     rank,
     ratio_interval95,
+    student_quantile,
 )
 
 torch = pytest.importorskip("torch")
@@ -35,6 +36,26 @@ def test_interval_covers_the_pooled_ratio_about_95_times_in_100() -> None:
 @pytest.mark.parametrize("prompts", [0, 1])
 def test_no_interval_below_two_prompts(prompts: int) -> None:
     assert ratio_interval95(np.ones(prompts), np.ones(prompts), seed=0) is None
+
+
+@pytest.mark.parametrize(
+    ("tail", "degrees", "value"),
+    [
+        (0.025, 1, 12.7062),
+        (0.025, 2, 4.3027),
+        (0.05, 3, 2.3534),
+        (0.025, 7, 2.3646),
+        (0.005, 10, 3.1693),
+        (0.0005, 15, 4.0728),
+        (0.025, 30, 2.0423),
+        (0.0005, 120, 3.3735),
+        (0.025, 10_000, 1.9602),
+    ],
+)
+def test_quantiles_of_student_are_those_of_the_tables(
+    tail: float, degrees: int, value: float
+) -> None:
+    assert student_quantile(tail, degrees) == pytest.approx(value, abs=1e-4)
 
 
 def test_prompts_without_rounds_do_not_count() -> None:

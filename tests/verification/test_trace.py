@@ -56,7 +56,7 @@ def test_reading_gives_back_what_was_written(path: Path) -> None:
 
 def test_features_come_in_the_order_asked_for(path: Path) -> None:
     (sequence, _) = write_trace(path, make_header())
-    found = open_trace(path).sequence(0).features_of((3, -1))
+    found = open_trace(path)[0].features_of((3, -1))
     assert len(found) == 2
     assert torch.equal(found[0], sequence.features[:, 2])
     assert torch.equal(found[1], sequence.features[:, 0])
@@ -207,9 +207,9 @@ def test_what_cannot_be_a_probability_is_refused(path: Path, name: str, value: f
     write_trace(path, make_header())
     rewrite(path, lambda tensors, header: tensors[f"seq.00001.{name}"].view(-1)[1:2].fill_(value))
     trace = open_trace(path)
-    trace.sequence(0)
+    trace[0]
     with pytest.raises(TraceError, match="trace-probability-invalid") as error:
-        trace.sequence(1)
+        trace[1]
     assert error.value.findings[0].tensor == f"seq.00001.{name}"
 
 
@@ -219,9 +219,9 @@ def test_ids_outside_the_vocabulary_are_refused(path: Path, name: str, value: in
     write_trace(path, make_header())
     rewrite(path, lambda tensors, header: tensors[f"seq.00001.{name}"].view(-1)[1:2].fill_(value))
     trace = open_trace(path)
-    trace.sequence(0)
+    trace[0]
     with pytest.raises(TraceError, match="trace-token-unknown") as error:
-        trace.sequence(1)
+        trace[1]
     assert error.value.findings[0].tensor == f"seq.00001.{name}"
 
 
@@ -229,9 +229,9 @@ def test_a_sampled_text_must_be_whole_and_a_given_one_need_not(path: Path, tmp_p
     write_trace(path, make_header())
     rewrite(path, lambda tensors, header: tensors["seq.00001.token_ids"][-1:].fill_(1))
     trace = open_trace(path)
-    trace.sequence(0)
+    trace[0]
     with pytest.raises(TraceError, match="trace-text-incomplete"):
-        trace.sequence(1)
+        trace[1]
     rewrite(path, lambda tensors, header: header.update(text_origin="given"))
     assert len(list(open_trace(path))) == 2
 
@@ -242,10 +242,10 @@ def test_a_text_is_whole_to_the_token(path: Path, missing: int) -> None:
     write_trace(path, make_header(sequences=[entry], stop_token_ids=[]))
     trace = open_trace(path)
     if not missing:
-        assert len(trace.sequence(0).token_ids) == 11
+        assert len(trace[0].token_ids) == 11
         return
     with pytest.raises(TraceError, match="trace-text-incomplete"):
-        trace.sequence(0)
+        trace[0]
 
 
 # Sets

@@ -6,7 +6,8 @@
 The draft is the random one of the sizes of Qwen3-8B, with the full vocabulary, on a CUDA device;
 ``--tiny`` takes a small one on the CPU, to show that it runs. Texts are random, with random
 features of the layers that the draft listens to and of their neighbours, so that nearly all
-readings can be tried; none of them is any better.
+readings can be tried. First none of them is any better. Then the target's probabilities are what
+the draft says when it is read in another way, and the diagnosis has to name that reading.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.random_pair import QWEN3_8B, TINY, Size, build_draft
 from benchmarks.replay import TOP, describe_machine, random_sequence, replay_one, stopwatch
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
-from dspark_convert.runtime import DecodeOptions
+from dspark_convert.runtime import DecodeOptions, DraftModel
 from dspark_convert.runtime.fast import choose_steps
+from dspark_convert.runtime.replay import compute_text_context, compute_text_input
+from dspark_convert.schemas.diagnosis import ReadingId
 from dspark_convert.schemas.trace import TraceHeader, TraceSampling, TraceTarget
 from dspark_convert.verification.diagnose import diagnose, plan_trials
 from dspark_convert.verification.hypotheses import MAX_MASKS, Surroundings
@@ -32,16 +36,20 @@ from dspark_convert.verification.together import SharedReplay
 from dspark_convert.verification.trace import TraceSequence
 
 TEMPERATURE = 1.0
+BETTER: ReadingId = "target-embedding"  # the reading of the second row
+ANCHORS = 256  # whose distributions are held at once
 
 
 @dataclass(frozen=True)
 class Cost:
     """Seconds of one replay and of the diagnosis, and how much there was to do.
 
-    ``whole`` are the hypotheses that were judged on all anchors, the declared one among them.
+    ``whole`` are the hypotheses that were judged on all anchors, the declared one among them;
+    ``best`` is the reading that the diagnosis names.
     """
 
     name: str
+    best: str
     texts: int
     anchors: int
     readings: int
@@ -64,8 +72,7 @@ def measure_diagnosis(name: str, subject: Subject, tokens: int) -> Cost:
     decode = DecodeOptions(max_new_tokens=tokens, temperature=TEMPERATURE)
     # Kernels are compiled once for a machine, and kept.
     replay_one(draft, texts[0], TEMPERATURE)
-    first = replace(subject, texts=texts[:1])
-    diagnose(Suspect(name, "random", (), (), first), decode, steps=steps)
+    diagnose(Suspect(name, "random", (), (), keep_first(subject)), decode, steps=steps)
     with stopwatch(draft.device) as replay_seconds:
         for text in texts:
             replay_one(draft, text, TEMPERATURE)
@@ -74,6 +81,7 @@ def measure_diagnosis(name: str, subject: Subject, tokens: int) -> Cost:
         diagnosis = diagnose(suspect, decode, steps=steps)
     return Cost(
         name=name,
+        best=diagnosis.best,
         texts=diagnosis.texts,
         anchors=diagnosis.anchors,
         readings=readings,
@@ -82,6 +90,13 @@ def measure_diagnosis(name: str, subject: Subject, tokens: int) -> Cost:
         replay_seconds=replay_seconds(),
         diagnosis_seconds=diagnosis_seconds(),
     )
+
+
+def keep_first(subject: Subject) -> Subject:
+    """The same with one text."""
+    header = subject.around.header
+    header = header.model_copy(update={"sequences": header.sequences[:1]})
+    return Subject(subject.draft, replace(subject.around, header=header), [subject.texts[0]])
 
 
 def count_work(subject: Subject) -> tuple[int, int]:
@@ -107,6 +122,40 @@ def build_subject(size: Size, device: torch.device, texts: int, tokens: int) -> 
         special_token_ids=tuple(range(MAX_MASKS)),
     )
     return Subject(draft, around, sequences)
+
+
+def plant_cause(subject: Subject) -> Subject:
+    """The same draft, with texts on which it would do well if it were read as ``BETTER``."""
+    (right,) = (
+        trial.reading.draft for trial in plan_trials(subject)[0] if trial.hypothesis.id == BETTER
+    )
+    return replace(subject, texts=[agree_with(right, text) for text in subject.texts])
+
+
+@torch.no_grad()
+def agree_with(draft: DraftModel, text: TraceSequence) -> TraceSequence:
+    """The same text with the target's probabilities of each token those of a first drafted one."""
+    first, steps = text.first_generated, choose_steps(draft, "auto")
+    tokens = text.token_ids.to(draft.device)
+    features = text.features_of(draft.config.target_layer_ids)
+    context = compute_text_context(draft, compute_text_input(draft, features, steps=steps))
+    kept: dict[str, list[Tensor]] = {name: [] for name in ("own", "top_ids", "top", "tail")}
+    assert draft.markov_head is not None
+    assert text.top_ids is not None
+    # The position before the first generated one is an anchor too: it is generated after it.
+    for start in range(first - 1, len(tokens) - 1, ANCHORS):
+        anchors = range(start, min(start + ANCHORS, len(tokens) - 1))
+        ids, following = tokens[start : anchors.stop], tokens[start + 1 : anchors.stop + 1]
+        hidden = steps.run_blocks(draft, context, ids, anchors)[:, draft.first_predicting_slot]
+        bias, _ = draft.markov_head(draft.markov_head.embed(ids), hidden, None)
+        log_q = (draft.compute_draft_logits(hidden) + bias).float().log_softmax(-1)
+        top = log_q.topk(text.top_ids.shape[1])
+        kept["own"].append(log_q.gather(1, following[:, None])[:, 0])
+        kept["top_ids"].append(top.indices.int())
+        kept["top"].append(top.values)
+        kept["tail"].append((1 - top.values.exp().sum(-1)).clamp(0))
+    own, top_ids, top_values, tail = (torch.cat(parts).cpu() for parts in kept.values())
+    return replace(text, log_probs=own, top_ids=top_ids, top_log_probs=top_values, tail_mass=tail)
 
 
 def build_header(
@@ -147,15 +196,15 @@ def build_header(
 def show(costs: Sequence[Cost]) -> Iterator[str]:
     """A Markdown table."""
     yield (
-        "| draft | texts | anchors | readings | backbones | judged on all anchors "
+        "| draft | named | texts | anchors | readings | backbones | judged on all anchors "
         "| one replay, s | diagnosis, s | ratio |"
     )
-    yield "| --- |" + " --- |" * 8
+    yield "| --- |" + " --- |" * 9
     for cost in costs:
         yield (
-            f"| {cost.name} | {cost.texts} | {cost.anchors} | {cost.readings} | {cost.backbones} "
-            f"| {cost.whole} | {cost.replay_seconds:.2f} | {cost.diagnosis_seconds:.2f} "
-            f"| {cost.ratio:.2f} |"
+            f"| {cost.name} | {cost.best} | {cost.texts} | {cost.anchors} | {cost.readings} "
+            f"| {cost.backbones} | {cost.whole} | {cost.replay_seconds:.2f} "
+            f"| {cost.diagnosis_seconds:.2f} | {cost.ratio:.2f} |"
         )
 
 
@@ -170,7 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     size, device = (TINY, "cpu") if options.tiny else (QWEN3_8B, "cuda")
     subject = build_subject(size, torch.device(device), options.texts, options.tokens)
     name = f"random, D = {size.vocabulary}"
-    costs = [measure_diagnosis(name, subject, options.tokens)]
+    subjects = subject, plant_cause(subject)
+    costs = [measure_diagnosis(name, each, options.tokens) for each in subjects]
     print(describe_machine())
     print("\n".join(show(costs)))
     if options.json:

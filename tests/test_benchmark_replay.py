@@ -45,9 +45,12 @@ def test_a_diagnosis_is_measured_in_replays(
     monkeypatch.setattr(screening, "SCREENING_ANCHORS", 50)
     output = tmp_path / "figures.json"
     diagnose.main(["--tiny", "--texts", "8", "--tokens", "20", "--json", str(output)])
-    (cost,) = json.loads(output.read_text())
-    assert (cost["texts"], cost["anchors"]) == (8, 160)
-    assert (cost["readings"], cost["backbones"]) == (20, 16)
-    assert 1 <= cost["whole"] < 10
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if "| random" in line]
-    assert row.count("|") == 10
+    costs = json.loads(output.read_text())
+    assert costs[1]["best"] == diagnose.BETTER
+    for cost in costs:
+        assert (cost["texts"], cost["anchors"]) == (8, 160)
+        assert (cost["readings"], cost["backbones"]) == (20, 16)
+        assert 1 <= cost["whole"] < 10
+    assert costs[1]["whole"] >= 2
+    rows = [line for line in capsys.readouterr().out.splitlines() if "| random" in line]
+    assert [row.count("|") for row in rows] == [11, 11]

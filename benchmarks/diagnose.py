@@ -146,7 +146,8 @@ def agree_with(draft: DraftModel, text: TraceSequence) -> TraceSequence:
     for start in range(first - 1, len(tokens) - 1, ANCHORS):
         anchors = range(start, min(start + ANCHORS, len(tokens) - 1))
         ids, following = tokens[start : anchors.stop], tokens[start + 1 : anchors.stop + 1]
-        hidden = steps.run_blocks(draft, context, ids, anchors)[:, draft.first_predicting_slot]
+        hidden = steps.run_blocks(draft, context, draft.embed_block(ids)[:, None], anchors)
+        hidden = hidden[:, 0, draft.first_predicting_slot]
         bias, _ = draft.markov_head(draft.markov_head.embed(ids), hidden, None)
         log_q = (draft.compute_draft_logits(hidden) + bias).float().log_softmax(-1)
         top = log_q.topk(text.top_ids.shape[1])

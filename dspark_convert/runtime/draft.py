@@ -104,7 +104,15 @@ class DraftModel(nn.Module):
         A block sees the context at positions before its anchor and itself, so all anchors of a
         text can go through in one call.
         """
-        x: Tensor = self.embed_tokens(self.build_block_input(anchor_token_ids_RM))
+        return self.run_layers(context, self.embed_block(anchor_token_ids_RM), anchor_positions_RM)
+
+    def embed_block(self, anchor_token_ids: Tensor) -> Tensor:
+        """Input [..., B, H] of the layers, for the block after each anchor, int64 [...]."""
+        embedded: Tensor = self.embed_tokens(self.build_block_input(anchor_token_ids))
+        return embedded
+
+    def run_layers(self, context: ContextKV, x: Tensor, anchor_positions_RM: Tensor) -> Tensor:
+        """``forward`` of embedded blocks ``x`` [R, M, B, H]."""
         slots = torch.arange(self.config.block_size, device=x.device)
         angles = self.rotary(anchor_positions_RM[..., None] + slots, self.dtype)
         visible = {

@@ -2,20 +2,21 @@
 
     features --chunks of positions--> input of the context projections, once per text
              --> context keys and values
-    anchors  --chunks--> backbone hidden of their blocks, once for all readings of one backbone
+    anchors  --chunks--> backbone hidden of their blocks, those of several readings side by side
              --chunks of vocabulary columns--> largest logit, log q of the text's token
 
 Along the text a block is conditioned on what was accepted before, so this is all that a decode loop
 would see of the draft up to its first rejection (DESIGN, "Replay"). Nothing of the size anchors x
 vocabulary is ever held.
 
-Shapes: T text positions, M anchors (chunks of them inside), B slots, N drafted tokens, S = slots up
-to the last of these, H hidden, F feature columns, r Markov rank, C candidates, D draft vocabulary.
+Shapes: T text positions, M anchors (chunks of them inside), W different blocks after each of them,
+B slots, N drafted tokens, S = slots up to the last of these, H hidden, F feature columns, r Markov
+rank, C candidates, D draft vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,7 +32,7 @@ from dspark_convert.runtime.replay_steps import Reductions, ReplaySteps
 
 PLAIN = ReplaySteps()
 
-ALIGNMENT, MOST_COLUMNS = 128, 32_768
+ALIGNMENT, MOST_COLUMNS = 128, 65_536
 """Columns of logits in a chunk: a multiple of the first, where there are so many. Libraries choose
 slow kernels for odd widths, and for some that are much larger than the number of rows."""
 
@@ -110,8 +111,8 @@ def score_blocks(
     """Score the block after every anchor of a text, for each reading.
 
     Args:
-        readings: drafts of one backbone: weights and config differ in what the hidden states of
-            a block do not depend on (layout, heads, vocabulary). The first one is run.
+        readings: drafts of the same layers: weights and config differ at most in what embeds a
+            block (embedding, mask token) and in what comes after it (layout, heads, vocabulary).
         context: of the text, at least up to the last anchor (see ``compute_text_context``).
         token_ids_T: the text, int64 [T].
         anchors: ascending positions of anchors, one or more.
@@ -137,17 +138,25 @@ def score_blocks(
     draft = readings[0]
     width = 1 + max(scorer.num_tokens for scorer in scorers)
     tokens = _windows(steps.upload(token_ids_T, draft.device), anchors, width)
-    per_chunk = max(1, budget // steps.anchor_bytes(draft, anchors[-1]))
+    blocks = {_block_key(reading): reading for reading in readings}
+    block_of = [list(blocks).index(_block_key(reading)) for reading in readings]
+    per_chunk = max(1, budget // (steps.block_bytes(draft, anchors[-1]) * len(blocks)))
     chunks: list[list[BlockScores]] = [[] for _ in scorers]
     for start in range(0, len(anchors), per_chunk):
         part = slice(start, start + per_chunk)
         candidates = None
         if candidate_ids_MC is not None:
             candidates = steps.upload(candidate_ids_MC[part], draft.device).long()
-        hidden = steps.run_blocks(draft, context, tokens[part, 0], anchors[part])
-        for scorer, scored in zip(scorers, chunks, strict=True):
-            scored.append(scorer(hidden, tokens[part], candidates))
+        embedded = [reading.embed_block(tokens[part, 0]) for reading in blocks.values()]
+        hidden = steps.run_blocks(draft, context, torch.stack(embedded, 1), anchors[part])
+        for scorer, block, scored in zip(scorers, block_of, chunks, strict=True):
+            scored.append(scorer(hidden[:, block], tokens[part], candidates))
     return [_concatenate(scored) for scored in chunks]
+
+
+def _block_key(draft: DraftModel) -> Hashable:
+    """The same for drafts that embed a block alike."""
+    return draft.embed_tokens.weight.data_ptr(), draft.config.mask_token_id
 
 
 class _Scorer:
@@ -214,7 +223,8 @@ class _Scorer:
             self.temperature,
         )
         rows = hidden_MNH.shape[0] * hidden_MNH.shape[1]
-        width = _even(self.memory_budget // (rows * self.steps.logit_bytes(self.draft)))
+        most = self.memory_budget // (rows * self.steps.logit_bytes(self.draft))
+        width = _even_width(self.vocabulary.usable, most)
         for start in range(0, self.vocabulary.usable, width):
             columns = slice(start, min(start + width, self.vocabulary.usable))
             logits = self.steps.compute_logits(self.draft, hidden_MNH, latent_MNr, columns)
@@ -227,11 +237,13 @@ class _Scorer:
         return draft_ids.where(target_ids >= 0, -1)
 
 
-def _even(columns: int) -> int:
-    """A width of chunks that libraries are good at, for at most so many columns."""
-    if columns > ALIGNMENT:
-        columns -= columns % ALIGNMENT
-    return min(max(columns, 1), MOST_COLUMNS)
+def _even_width(columns: int, most: int) -> int:
+    """Of chunks of about the same width, ``most`` at most, that libraries are good at."""
+    most = min(max(most, 1), MOST_COLUMNS)
+    alignment = ALIGNMENT if most >= ALIGNMENT else 1
+    most -= most % alignment
+    even = -(-columns // -(-columns // most))
+    return -(-even // alignment) * alignment
 
 
 def _position_chunks(

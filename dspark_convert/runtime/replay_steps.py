@@ -1,7 +1,7 @@
 """The expensive steps of a replay, in plain PyTorch: ``runtime.fast.replay`` has them for a GPU.
 
-Shapes: T text positions, M anchors, B slots, N drafted tokens, H hidden, F feature columns,
-r Markov rank, C candidates, D draft vocabulary.
+Shapes: T text positions, M anchors, W blocks after each of them, B slots, N drafted tokens,
+H hidden, F feature columns, r Markov rank, C candidates, D draft vocabulary.
 """
 
 from __future__ import annotations
@@ -58,15 +58,19 @@ class ReplaySteps:
         return draft.project_context(input_TH[None], positions_T)
 
     def run_blocks(
-        self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range
+        self, draft: DraftModel, context: ContextKV, x_MWBH: Tensor, anchors: range
     ) -> Tensor:
-        """Backbone hidden [M, B, H] of the block after each anchor; ``anchors`` ascend."""
+        """Backbone hidden [M, W, B, H] of W embedded blocks after each anchor, which ascend.
+
+        May write to ``x_MWBH``.
+        """
         before = ContextKV(
             tuple(keys[:, : anchors[-1]] for keys in context.keys),
             tuple(values[:, : anchors[-1]] for values in context.values),
         )
-        hidden: Tensor = draft(before, anchor_ids_M[None], positions_of(anchors, draft)[None])
-        return hidden[0]
+        positions = positions_of(anchors, draft).repeat_interleave(x_MWBH.shape[1])
+        hidden = draft.run_layers(before, x_MWBH.flatten(0, 1)[None], positions[None])
+        return hidden.view(x_MWBH.shape)
 
     def compute_logits(
         self, draft: DraftModel, hidden: Tensor, latent: Tensor | None, columns: slice
@@ -97,8 +101,8 @@ class ReplaySteps:
             + heads * (2 * config.num_hidden_layers * item + 4 * item + 8)
         )
 
-    def anchor_bytes(self, draft: DraftModel, context_length: int) -> int:
-        """Of the backbone, per anchor: attention scores, or the feed-forward layer."""
+    def block_bytes(self, draft: DraftModel, context_length: int) -> int:
+        """Of the backbone, per block: attention scores, or the feed-forward layer."""
         config, item = draft.config, draft.dtype.itemsize
         keys = context_length + config.block_size
         scores = keys * (config.num_attention_heads * (2 * item + 12) + 4)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.fast.transfer import upload_large
 from dspark_convert.schemas.diagnosis import ReadingId
 from dspark_convert.schemas.draft import Layout
 from dspark_convert.schemas.trace import TraceHeader
@@ -290,7 +291,7 @@ def _with_tensor(draft: DraftModel, name: str, theirs: Tensor) -> Reading:
     own = draft.state_dict()[name]
     if theirs.shape != own.shape:
         raise NotApplicableError(f"the target's tensor is {list(theirs.shape)}")
-    theirs = theirs.to(own.device, own.dtype)
+    theirs = upload_large(theirs, own.device).to(own.dtype)
     if torch.equal(own, theirs):
         raise NotApplicableError("the draft has the target's tensor already")
     fix = f"remove {name} from the draft, then convert with --target"

@@ -193,7 +193,7 @@ def start_replays(
     questions: Questions,
     options: ReplayOptions,
 ) -> PendingReplays:
-    """Replay drafts of one backbone (see ``score_blocks``), the first of which is run.
+    """Replay drafts of the same layers (see ``score_blocks``).
 
     A draft of fewer tokens than ``options.decode`` asks for proposes all that it has; a threshold
     of confidence must have been checked.

@@ -2,10 +2,10 @@
 
     text --edit, features of the layers, fc--> input --RoPE, positions--> context --block--> hidden
 
-Readings are grouped by what each stage makes: first by input, then by context, then by the hidden
-states of the blocks (their backbone). Two readings are taken to make the same when all that they
-are made of is the same, but for a short list of what the stage does not look at. So what nobody
-thought of keeps them apart, which costs time and nothing else.
+Readings are grouped by what each stage makes: first by input, then by context, then by the layers
+that their blocks go through, where ``score_blocks`` runs them side by side. Two readings are taken
+to make the same when all that they are made of is the same, but for a short list of what the stage
+does not look at. So what nobody thought of keeps them apart, which costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -32,20 +32,16 @@ from dspark_convert.verification.trace import TraceSequence
 
 # Fields of the config, and modules, that readings differ in and that a stage does not look at.
 _NOT_IN_HIDDEN = frozenset({"layout", "markov_rank", "lm_head", "markov_head"})
-_NOT_IN_CONTEXT = _NOT_IN_HIDDEN | {
-    "embed_tokens",
-    "mask_token_id",
-    "layer_types",
-    "sliding_window_non_causal",
-}
+_NOT_IN_LAYERS = _NOT_IN_HIDDEN | {"embed_tokens", "mask_token_id"}
+_NOT_IN_CONTEXT = _NOT_IN_LAYERS | {"layer_types", "sliding_window_non_causal"}
 _NOT_IN_INPUT = _NOT_IN_CONTEXT | {"rope_parameters"}
 
-# Readings, by their indices, that have one backbone; backbones of one context; contexts of one
-# input.
-_Backbone = list[int]
-_Context = list[_Backbone]
+# Readings, by their indices, that run through the same layers; those of one context; contexts of
+# one input.
+_Layers = list[int]
+_Context = list[_Layers]
 _Input = list[_Context]
-_Started = tuple[_Backbone, PendingReplays]
+_Started = tuple[_Layers, PendingReplays]
 
 
 class SharedReplay:
@@ -54,14 +50,20 @@ class SharedReplay:
     def __init__(self, readings: Sequence[Reading]) -> None:
         self.readings = tuple(readings)
         self._inputs: list[_Input] = [
-            [_group(context, self._hidden_key) for context in _group(members, self._context_key)]
+            [_group(context, self._layers_key) for context in _group(members, self._context_key)]
             for members in _group(range(len(readings)), self._input_key)
         ]
 
     @property
     def backbones(self) -> list[list[int]]:
         """Indices of the readings that have the hidden states of their blocks in common."""
-        return [backbone for input_ in self._inputs for context in input_ for backbone in context]
+        return [
+            backbone
+            for input_ in self._inputs
+            for context in input_
+            for layers in context
+            for backbone in _group(layers, self._hidden_key)
+        ]
 
     def replay(
         self, sequence: TraceSequence, options: ReplayOptions, *, stride: int = 1
@@ -97,21 +99,21 @@ class SharedReplay:
         text = anchor_text(edited, options, num_tokens=num_tokens, stride=stride)
         questions = ask(text, options, first.draft.device, num_tokens=num_tokens)
         input_TH = read_input(first.draft, text, options)
-        for backbones in contexts:
-            yield from self._share_context(backbones, input_TH, text, questions, options)
+        for context in contexts:
+            yield from self._share_context(context, input_TH, text, questions, options)
 
     def _share_context(
         self,
-        backbones: _Context,
+        context: _Context,
         input_TH: Tensor,
         text: AnchoredText,
         questions: Questions,
         options: ReplayOptions,
     ) -> Iterator[_Started]:
-        context = project_input(self.readings[backbones[0][0]].draft, input_TH, options)
-        for members in backbones:
+        projected = project_input(self.readings[context[0][0]].draft, input_TH, options)
+        for members in context:
             drafts = [self.readings[index].draft for index in members]
-            yield members, start_replays(drafts, context, text, questions, options)
+            yield members, start_replays(drafts, projected, text, questions, options)
 
     def _most_tokens(self, options: ReplayOptions) -> int:
         most = max(reading.draft.config.num_speculative_tokens for reading in self.readings)
@@ -125,6 +127,10 @@ class SharedReplay:
     def _context_key(self, index: int) -> Hashable:
         draft = self.readings[index].draft
         return _own_kind(draft), _made_of(draft, _NOT_IN_CONTEXT)
+
+    def _layers_key(self, index: int) -> Hashable:
+        draft = self.readings[index].draft
+        return _own_kind(draft), _made_of(draft, _NOT_IN_LAYERS)
 
     def _hidden_key(self, index: int) -> Hashable:
         draft = self.readings[index].draft

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from dspark_convert.errors import DraftError
+from dspark_convert.formats.tensors import EMBEDDING
 from dspark_convert.runtime.attention import ContextKV
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.propose import Chain, run_chain
 from dspark_convert.runtime.replay import (
     BlockScores,
+    _even_width,
     compute_text_context,
     compute_text_input,
     score_blocks,
@@ -136,7 +138,7 @@ class MeasuringSteps(ReplaySteps):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = {"positions": 0, "anchors": 0, "logits": 0}
+        self.most = {"positions": 0, "blocks": 0, "logits": 0}
 
     def _took(self, what: str, nbytes: int) -> None:
         self.most[what] = max(self.most[what], nbytes)
@@ -146,10 +148,11 @@ class MeasuringSteps(ReplaySteps):
         return super().compute_input(draft, features)
 
     def run_blocks(
-        self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range
+        self, draft: DraftModel, context: ContextKV, x_MWBH: Tensor, anchors: range
     ) -> Tensor:
-        self._took("anchors", len(anchors) * self.anchor_bytes(draft, ANCHORS[-1]))
-        return super().run_blocks(draft, context, anchor_ids_M, anchors)
+        blocks = x_MWBH.shape[0] * x_MWBH.shape[1]
+        self._took("blocks", blocks * self.block_bytes(draft, ANCHORS[-1]))
+        return super().run_blocks(draft, context, x_MWBH, anchors)
 
     def compute_logits(
         self, draft: DraftModel, hidden: Tensor, latent: Tensor | None, columns: slice
@@ -159,7 +162,7 @@ class MeasuringSteps(ReplaySteps):
         return logits
 
 
-@pytest.mark.parametrize("what", ["positions", "anchors", "logits"])
+@pytest.mark.parametrize("what", ["positions", "blocks", "logits"])
 def test_no_step_takes_more_than_the_budget(what: str) -> None:
     draft = golden_draft("dense_vanilla_bf16")
     features, tokens = make_text(draft)
@@ -198,6 +201,43 @@ def test_readings_of_one_backbone_are_scored_as_alone() -> None:
     assert not torch.equal(together[0].greedy_ids, together[2].greedy_ids)
     wide, narrow = (scores.greedy_ids.shape[1] for scores in together[:2])
     assert (wide, narrow) == (draft.config.block_size, draft.config.block_size - 1)
+
+
+@pytest.mark.parametrize("budget", [1, 2**29])
+@pytest.mark.parametrize("name", ["dense_vanilla_bf16", "spec_gated_reduced_1plusN_bf16"])
+def test_readings_of_the_same_layers_are_scored_as_alone(name: str, budget: int) -> None:
+    draft = golden_draft(name)
+    features, tokens = make_text(draft)
+    rolled = draft.embed_tokens.weight.roll(1, 0)
+    readings = [
+        draft,
+        reread(draft, {"mask_token_id": 3}),
+        reread(draft, weights={EMBEDDING: rolled}),
+        reread(draft, {"mask_token_id": 3, "markov_rank": 0}),
+    ]
+    together = score_readings(readings, features, tokens, ANCHORS, memory_budget=budget)
+    for reading, scores in zip(readings, together, strict=True):
+        alone = score(reading, features, tokens)
+        assert torch.equal(scores.greedy_ids, alone.greedy_ids)
+        torch.testing.assert_close(scores.log_q, alone.log_q)
+    likely = [scores.log_q for scores in together]
+    assert not any(torch.equal(likely[0], other) for other in likely[1:])
+
+
+@pytest.mark.parametrize(
+    ("columns", "most", "width"),
+    [
+        (151_936, 10**6, 50_688),
+        (151_936, 19_173, 19_072),
+        (32_000, 10**6, 32_000),
+        (320, 200, 128),
+        (201, 50, 41),
+        (200, 50, 50),
+        (7, 0, 1),
+    ],
+)
+def test_chunks_of_columns_are_even(columns: int, most: int, width: int) -> None:
+    assert _even_width(columns, most) == width
 
 
 def test_temperature_0_needs_no_softmax() -> None:

@@ -67,10 +67,10 @@ class CountingSteps(ReplaySteps):
         return super().project_context(draft, input_TH, positions_T)
 
     def run_blocks(
-        self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range
+        self, draft: DraftModel, context: ContextKV, x_MWBH: Tensor, anchors: range
     ) -> Tensor:
-        self.blocks += len(anchors)
-        return super().run_blocks(draft, context, anchor_ids_M, anchors)
+        self.blocks += x_MWBH.shape[0] * x_MWBH.shape[1]
+        return super().run_blocks(draft, context, x_MWBH, anchors)
 
 
 @cache

@@ -135,7 +135,7 @@ class StaticDraft:
         positions = positions_R[:, None] + self.slots
         angles = self.angles(positions)
         visible = {kind: self._see(positions, kind) for kind in set(config.layer_types)}
-        x = draft.embed_tokens(draft.build_block_input(anchors_R))
+        x = draft.embed_block(anchors_R)
         for layer, cache, kind in zip(self.layers, self.caches, config.layer_types, strict=True):
             x = self.runner.run_layer(
                 layer, x, angles, cache.keys, cache.values, positions, visible[kind]

@@ -1,7 +1,7 @@
 """The steps of a replay on a GPU: its time is that of the matrix products.
 
-Shapes: M anchors, B slots, N drafted tokens, H hidden, K key/value heads, E head dim, r Markov
-rank, C candidates, D draft vocabulary.
+Shapes: M anchors, W blocks after each, B slots, N drafted tokens, H hidden, K key/value heads,
+E head dim, r Markov rank, C candidates, D draft vocabulary.
 """
 
 from __future__ import annotations
@@ -92,25 +92,26 @@ class FastSteps(ReplaySteps):
         return joined.to(device, non_blocking=True)
 
     def run_blocks(
-        self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range
+        self, draft: DraftModel, context: ContextKV, x_MWBH: Tensor, anchors: range
     ) -> Tensor:
         """See ``ReplaySteps``."""
         with torch.cuda.device(draft.device):
-            return self._run_blocks(draft, context, anchor_ids_M, anchors)
+            return self._run_blocks(draft, context, x_MWBH, anchors)
 
     def _run_blocks(
-        self, draft: DraftModel, context: ContextKV, anchor_ids_M: Tensor, anchors: range
+        self, draft: DraftModel, context: ContextKV, x_MWBH: Tensor, anchors: range
     ) -> Tensor:
         config = draft.config
         slots = torch.arange(config.block_size, device=draft.device)
-        positions = positions_of(anchors, draft)[:, None] + slots
-        angles = draft.rotary(positions.flatten(), draft.dtype)
-        x = draft.embed_tokens(draft.build_block_input(anchor_ids_M)).flatten(0, 1)
+        positions = positions_of(anchors, draft)[:, None, None] + slots
+        positions = positions.expand(x_MWBH.shape[:3]).flatten()
+        angles = draft.rotary(positions, draft.dtype)
+        x = x_MWBH.flatten(0, 2)
         for index, layer in enumerate(draft.layers):
             context_kv = context.keys[index][0], context.values[index][0]
             kind = config.layer_types[index]
             _run_layer(layer, x, angles, context_kv, anchors, config, kind)
-        return _norm(draft.norm, x).view(len(anchors), config.block_size, -1)
+        return _norm(draft.norm, x).view(x_MWBH.shape)
 
     def compute_logits(
         self, draft: DraftModel, hidden: Tensor, latent: Tensor | None, columns: slice
@@ -129,7 +130,7 @@ class FastSteps(ReplaySteps):
         """See ``ReplaySteps``."""
         return _FoldedReductions(wanted_ids_MN, candidate_ids_MC, temperature)
 
-    def anchor_bytes(self, draft: DraftModel, context_length: int) -> int:
+    def block_bytes(self, draft: DraftModel, context_length: int) -> int:
         """The feed-forward layer, or the confidence head; attention needs no more."""
         config, item = draft.config, draft.dtype.itemsize
         residual = 2 * config.hidden_size * item + 4 * config.head_dim * item
@@ -172,7 +173,7 @@ def _run_layer(
     config: DraftConfig,
     kind: LayerType,
 ) -> None:
-    """``x`` [M * B, H] through a layer, in place."""
+    """``x`` [M * W * B, H] through a layer, in place."""
     attention, mlp = layer.self_attn, layer.mlp
     normed = _norm(layer.input_layernorm, x)
     query, key = attention.q_proj(normed), attention.k_proj(normed)

@@ -8,8 +8,8 @@ Attention of all blocks of a chunk is one kernel: what is between the products o
 is made of logits, is one pass over memory each. Sizes that differ from chunk to chunk are not
 specialized on: each new one would be compiled anew.
 
-Shapes: M anchors, B slots, K key/value heads, G query heads of each, E head dim, T context
-positions, D columns of logits.
+Shapes: M anchors, W blocks after each, B slots, K key/value heads, G query heads of each, E head
+dim, T context positions, D columns of logits.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def _attend_tile(q, keys, values, stride, column, held, seen, scale, top, weight
     return new_top, weight, total
 
 
-@triton.jit(do_not_specialize=["anchors", "first", "step", "window"])
+@triton.jit(do_not_specialize=["blocks", "each", "first", "step", "window"])
 def _attend_blocks_kernel(query, context_keys, context_values, block_keys, block_values, out,
-                          anchors, first, step, window, slots, kv_heads, context_stride, scale,
+                          blocks, each, first, step, window, slots, kv_heads, context_stride, scale,
                           SLIDING: tl.constexpr, CAUSAL: tl.constexpr, GROUPS: tl.constexpr,
                           BQ: tl.constexpr, BC: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     """A tile of the queries of one key/value head: slots in order, the heads of each together."""
@@ -99,14 +99,14 @@ def _attend_blocks_kernel(query, context_keys, context_values, block_keys, block
     j, e, c = tile * BQ + tl.arange(0, BQ), tl.arange(0, SIZE), tl.arange(0, BC)
     query_slot, group = j // GROUPS, j % GROUPS
     block, slot = query_slot // slots, query_slot % slots
-    real = block < anchors
+    real = block < blocks
     width = kv_heads * SIZE
     head = query_slot.to(tl.int64) * kv_heads * GROUPS + kv_head * GROUPS + group
     q = tl.load(query + head[:, None] * SIZE + e[None, :], mask=real[:, None], other=0.0)
-    anchor = first + block * step
+    anchor = first + block // each * step
     first_block = tile * BQ // (GROUPS * slots)
-    last_block = tl.minimum(((tile + 1) * BQ - 1) // (GROUPS * slots), anchors - 1)
-    nearest, farthest = first + first_block * step, first + last_block * step
+    last_block = tl.minimum(((tile + 1) * BQ - 1) // (GROUPS * slots), blocks - 1)
+    nearest, farthest = first + first_block // each * step, first + last_block // each * step
     top = tl.full((BQ,), float("-inf"), tl.float32)
     weight, total = tl.zeros((BQ,), tl.float32), tl.zeros((BQ, SIZE), tl.float32)
     keys, values = context_keys + kv_head * SIZE, context_values + kv_head * SIZE
@@ -203,17 +203,18 @@ def attend_blocks(
 ) -> Tensor:  # fmt: skip
     """Attention of every block to the context before its anchor and to itself.
 
-    ``query`` and the result are [M * B, K * G * E], ``context`` keys and values [T, K, E], those of
-    the blocks [M * B, K * E]. ``window`` positions before the anchor are seen, None: all; with
-    ``causal`` a slot does not see later ones of its block.
+    ``query`` and the result are [M * W * B, K * G * E], ``context`` keys and values [T, K, E],
+    those of the blocks [M * W * B, K * E]. ``window`` positions before the anchor are seen, None:
+    all; with ``causal`` a slot does not see later ones of its block.
     """
     size = context[0].shape[-1]
     groups = query.shape[1] // (kv_heads * size)
     queries, columns, stages, warps = tuning
+    blocks = len(query) // slots
     out: Any = query.new_empty(query.shape)
     _attend_blocks_kernel[(triton.cdiv(len(query) * groups, queries), kv_heads)](
         query, *context, *block, out,
-        len(anchors), anchors.start, anchors.step, window or 0, slots, kv_heads,
+        blocks, blocks // len(anchors), anchors.start, anchors.step, window or 0, slots, kv_heads,
         context[0].stride(0), size**-0.5 * math.log2(math.e),
         SLIDING=window is not None, CAUSAL=causal, GROUPS=groups,
         BQ=queries, BC=columns, SIZE=size, num_warps=warps, num_stages=stages,

@@ -1,4 +1,4 @@
-"""Results on their way from a GPU to the host, which need not wait for what is launched later."""
+"""Ways between the host and a GPU on which neither waits for the other longer than it must."""
 
 from __future__ import annotations
 
@@ -8,6 +8,32 @@ import torch
 from torch import Tensor
 
 from dspark_convert.runtime.replay_steps import Results
+
+STAGE_BYTES = 64 * 2**20
+"""Of the pinned memory through which large tensors go, twice."""
+
+
+def upload_large(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on another device; to a GPU through pinned memory, part by part.
+
+    What lies in a mapped file or in ordinary memory goes up five times as fast so (H200).
+    """
+    if device.type != "cuda" or x.device.type != "cpu":
+        return x.to(device)
+    source, uploaded = x.contiguous().flatten(), torch.empty(x.shape, dtype=x.dtype, device=device)
+    size = max(1, STAGE_BYTES // x.element_size())
+    stages = [torch.empty(size, dtype=x.dtype, pin_memory=True) for _ in range(2)]
+    left: list[Any] = [None, None]
+    new_event: Any = torch.cuda.Event  # torch leaves it untyped
+    for number, start in enumerate(range(0, len(source), size)):
+        part, turn = source[start : start + size], number % 2
+        if left[turn] is not None:
+            left[turn].synchronize()
+        stage = stages[turn][: len(part)].copy_(part)
+        uploaded.view(-1)[start : start + size].copy_(stage, non_blocking=True)
+        left[turn] = new_event()
+        left[turn].record(torch.cuda.current_stream(device))
+    return uploaded
 
 
 class Download:

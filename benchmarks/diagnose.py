@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -36,13 +37,14 @@ from dspark_convert.verification.together import SharedReplay
 from dspark_convert.verification.trace import TraceSequence
 
 TEMPERATURE = 1.0
+WARM_UP, RUNS = 1, 3
 BETTER: ReadingId = "target-embedding"  # the reading of the second row
 ANCHORS = 256  # whose distributions are held at once
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one replay and of the diagnosis, and how much there was to do.
+    """Seconds of one replay and of the diagnosis, medians, and how much there was to do.
 
     ``whole`` are the hypotheses that were judged on all anchors, the declared one among them;
     ``best`` is the reading that the diagnosis names.
@@ -66,19 +68,20 @@ class Cost:
 
 def measure_diagnosis(name: str, subject: Subject, tokens: int) -> Cost:
     """Both on the same texts, of which ``tokens`` anchors each are replayed."""
-    draft, texts = subject.draft, list(subject.texts)
+    draft = subject.draft
     steps = choose_steps(draft, "auto")
     readings, backbones = count_work(subject)
     decode = DecodeOptions(max_new_tokens=tokens, temperature=TEMPERATURE)
-    # Kernels are compiled once for a machine, and kept.
-    replay_one(draft, texts[0], TEMPERATURE)
-    diagnose(Suspect(name, "random", (), (), keep_first(subject)), decode, steps=steps)
-    with stopwatch(draft.device) as replay_seconds:
-        for text in texts:
-            replay_one(draft, text, TEMPERATURE)
     suspect = Suspect(name, "random", (), (), subject)
-    with stopwatch(draft.device) as diagnosis_seconds:
-        diagnosis = diagnose(suspect, decode, steps=steps)
+    replays, diagnoses = [], []
+    for _ in range(WARM_UP + RUNS):
+        with stopwatch(draft.device) as replay_seconds:
+            for text in subject.texts:
+                replay_one(draft, text, TEMPERATURE)
+        with stopwatch(draft.device) as diagnosis_seconds:
+            diagnosis = diagnose(suspect, decode, steps=steps)
+        replays.append(replay_seconds())
+        diagnoses.append(diagnosis_seconds())
     return Cost(
         name=name,
         best=diagnosis.best,
@@ -87,16 +90,9 @@ def measure_diagnosis(name: str, subject: Subject, tokens: int) -> Cost:
         readings=readings,
         backbones=backbones,
         whole=sum(result.anchors == diagnosis.anchors for result in diagnosis.hypotheses),
-        replay_seconds=replay_seconds(),
-        diagnosis_seconds=diagnosis_seconds(),
+        replay_seconds=statistics.median(replays[WARM_UP:]),
+        diagnosis_seconds=statistics.median(diagnoses[WARM_UP:]),
     )
-
-
-def keep_first(subject: Subject) -> Subject:
-    """The same with one text."""
-    header = subject.around.header
-    header = header.model_copy(update={"sequences": header.sequences[:1]})
-    return Subject(subject.draft, replace(subject.around, header=header), [subject.texts[0]])
 
 
 def count_work(subject: Subject) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
     ]
     if diagnosis.engine is not None:
         facts.append(("engine", describe_engine(diagnosis)))
-    facts += [("ruled out", text) for text in _ruled_out_early(tried, diagnosis)]
+    facts += [("settled early", text) for text in _settled_early(tried, diagnosis)]
     facts += [("not tried", f"{result.id}: {result.reason}") for result in skipped]
     verdict = Text(diagnosis.verdict, style=_STYLES[diagnosis.verdict])
     named = "" if diagnosis.best == "as-declared" else f" {diagnosis.best}"
@@ -78,7 +78,7 @@ def _texts(diagnosis: Diagnosis) -> str:
     )
 
 
-def _ruled_out_early(tried: list[HypothesisResult], diagnosis: Diagnosis) -> list[str]:
+def _settled_early(tried: list[HypothesisResult], diagnosis: Diagnosis) -> list[str]:
     """Readings that were not replayed on all anchors, by the number that they were judged on."""
     early: dict[str, list[str]] = {}
     for result in tried:

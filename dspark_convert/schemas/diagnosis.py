@@ -35,18 +35,20 @@ StaticId = Literal["d2t-zero", "other-target", "untrained-head"]
 class HypothesisResult(OwnDocument):
     """One reading of the draft.
 
-    Differences are this reading less ``as-declared`` on the same anchors; intervals are over texts.
+    Differences are this reading less ``as-declared`` on the same anchors; intervals are over texts,
+    those of differences widened for their number as Student's are.
     """
 
     id: ReadingId | StaticId
     status: Literal["declared", "cause", "hint", "rejected", "not-applicable"] = Field(
-        description="cause: meets the rule of `decision`; hint: only its 95 % interval does"
+        description="cause: meets the rule of `decision` on all anchors; hint: only its 95 % "
+        "interval does, or a sample was all that it was judged on"
     )
     reason: str
     anchors: NonNegativeInt | None = Field(
         default=None,
         description="that all numbers here are about: those of the diagnosis, or evenly spaced "
-        "ones that were enough to rule the reading out; null: not evaluated",
+        "ones that were enough to rule the reading out or to prefer another; null: not evaluated",
     )
     accepted_length: float | None = Field(
         default=None,

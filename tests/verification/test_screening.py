@@ -144,7 +144,7 @@ def test_the_command_says_on_how_many_anchors_a_reading_was_judged(
     shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
     assert shown.exit_code == 0, shown.output
     (line,) = (line for line in shown.stdout.splitlines() if "judged on" in line)
-    readings, size = line.removeprefix("ruled out").split(": ")
+    readings, size = line.removeprefix("settled early").split(": ")
     assert {"layout-other", "markov-off"} <= set(readings.strip().split(", "))
     assert re.fullmatch(r"judged on 2\d\d of \d+ anchors *", size)
     sample(monkeypatch, 10_000)

@@ -16,7 +16,7 @@ rank, C candidates, D draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -147,8 +147,9 @@ def score_blocks(
         candidates = None
         if candidate_ids_MC is not None:
             candidates = steps.upload(candidate_ids_MC[part], draft.device).long()
-        embedded = [reading.embed_block(tokens[part, 0]) for reading in blocks.values()]
-        hidden = steps.run_blocks(draft, context, torch.stack(embedded, 1), anchors[part])
+        x = _embed_blocks(blocks.values(), tokens[part, 0])
+        hidden = steps.run_blocks(draft, context, x, anchors[part])
+        del x
         for scorer, block, scored in zip(scorers, block_of, chunks, strict=True):
             scored.append(scorer(hidden[:, block], tokens[part], candidates))
     return [_concatenate(scored) for scored in chunks]
@@ -157,6 +158,11 @@ def score_blocks(
 def _block_key(draft: DraftModel) -> Hashable:
     """The same for drafts that embed a block alike."""
     return draft.embed_tokens.weight.data_ptr(), draft.config.mask_token_id
+
+
+def _embed_blocks(drafts: Iterable[DraftModel], anchor_ids_M: Tensor) -> Tensor:
+    """Input [M, W, B, H] of the layers, of one block for each draft after each anchor."""
+    return torch.stack([draft.embed_block(anchor_ids_M) for draft in drafts], 1)
 
 
 class _Scorer:

@@ -108,7 +108,7 @@ class ReplaySteps:
         scores = keys * (config.num_attention_heads * (2 * item + 12) + 4)
         queries = config.num_attention_heads * config.head_dim * (4 * item + 8)
         inner = config.intermediate_size * 3 * item
-        return config.block_size * (scores + queries + inner + config.hidden_size * (4 * item + 8))
+        return config.block_size * (scores + queries + inner + config.hidden_size * (5 * item + 8))
 
     def logit_bytes(self, draft: DraftModel) -> int:
         """Of the reductions, per logit: two products, and their shifted exponentials."""

@@ -20,12 +20,12 @@ from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.verification.judgement import Judge, Trial, total_gain
 from dspark_convert.verification.paired import Scores
 
-SCREENING_ANCHORS = 2048
-"""A sample has about this many anchors, at most half as many again and one more for a text.
+SCREENING_ANCHORS = 1024
+"""A sample has about this many anchors, or up to twice as many.
 
-Where two readings differ by 0.1 of overlap from anchor to anchor, the mean difference over 2,048
-anchors is known to 0.0022, less than half of the least gain that counts. Of a trace of 32,000
-anchors the sample is a fifteenth, so that sixteen backbones cost little more than a replay.
+Where two readings differ by 0.1 of overlap from anchor to anchor, the mean difference over 1,024
+anchors is known to 0.0031, less than the least gain that counts. Of a trace of 32,000 anchors the
+sample is a thirtieth, so that sixteen backbones cost about half a replay.
 """
 SCREENING_TEXTS = 24
 """A sample is of this many texts at least, where there are so many.
@@ -51,7 +51,7 @@ def choose_sample(header: TraceHeader, decode: DecodeOptions) -> Sample | None:
     ]
     if sum(counts) < 2 * SCREENING_ANCHORS:
         return None
-    # So many texts hold enough anchors if those of all texts are as many as these are on average.
+    # As many texts as hold enough anchors, if they have as many as texts have on average.
     enough = max(SCREENING_TEXTS, -(-len(counts) * SCREENING_ANCHORS // sum(counts)))
     texts = range(0, len(counts), max(1, len(counts) // enough))
     held = sum(counts[index] for index in texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from typing import TextIO
 
 import typer
 
@@ -24,9 +25,17 @@ def run(app: typer.Typer) -> None:
             code = exit_.code
         sys.stdout.flush()
     except OSError as error:
-        # What is still buffered would fail again when Python shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         with suppress(OSError):
             sys.stderr.write(f"the output cannot be written: {error.strerror}\n")
         code = REFUSED
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)  # notes that nobody can read change nothing
     sys.exit(code)  # type: ignore[arg-type]
+
+
+def _discard(stream: TextIO) -> None:
+    """Let go of what is still buffered, which would fail again when Python shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

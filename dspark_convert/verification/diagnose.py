@@ -54,7 +54,7 @@ def diagnose(
     """
     subject = suspect.subject
     if subject is None:
-        return _conclude(suspect, suspect.static, decision_rule(0), None, anchors=0, seed=seed)
+        return _conclude(suspect, suspect.static, decision_rule(0), None, judged_texts=0, seed=seed)
     header = subject.around.header
     _require_own_texts(header)
     trials, refused = plan_trials(subject)
@@ -65,15 +65,15 @@ def diagnose(
     screening = Screening(trials)
     if sample is not None:
         screening = screen(trials, run.score(trials, "screening", sample), rule, seed)
-    declared, results = run.judge(screening.left, rule, seed)
+    judge, results = run.judge(screening.left, rule, seed)
     outdone = [result for _, result in screening.outdone]
     if outdone and not any(result.status == "cause" for result in results):
         # What outdid them has failed, so the sample was no guide.
         again = [trials[0], *(trial for trial, _ in screening.outdone)]
         _, outdone = run.judge(again, rule, seed)
-    tried = [declared, *best_of_each([*results, *outdone, *screening.rejected])]
-    anchors = declared.anchors or 0
-    return _conclude(suspect, [*tried, *refused], rule, steps, anchors=anchors, seed=seed)
+    tried = best_of_each([*results, *outdone, *screening.rejected])
+    results = [judge.declared(trials[0]), *tried, *refused]
+    return _conclude(suspect, results, rule, steps, judged_texts=judge.texts, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,17 @@ class _Run:
 
     def judge(
         self, trials: Sequence[Trial], rule: DecisionRule, seed: int
-    ) -> tuple[HypothesisResult, list[HypothesisResult]]:
-        """The results of the declared reading, which comes first, and of the others."""
+    ) -> tuple[Judge, list[HypothesisResult]]:
+        """What judged them on all anchors, and the results of all but the declared one, which is
+        the first.
+        """
         declared, *others = self.score(trials, "diagnosing", None)
         judge = Judge(declared, rule, seed)
         results = [
             judge.judge(trial, own, judge.compare(own))
             for trial, own in zip(trials[1:], others, strict=True)
         ]
-        return judge.declared(trials[0]), results
+        return judge, results
 
 
 def plan_trials(subject: Subject) -> tuple[list[Trial], list[HypothesisResult]]:
@@ -132,12 +134,11 @@ def _conclude(
     rule: DecisionRule,
     steps: ReplaySteps | None,
     *,
-    anchors: int,
+    judged_texts: int,
     seed: int,
 ) -> Diagnosis:
     header = None if suspect.subject is None else suspect.subject.around.header
-    texts = 0 if header is None else len(header.sequences)
-    verdict, best, reason = _verdict(results, texts, rule)
+    verdict, best, reason = _verdict(results, judged_texts, rule)
     ordered = sorted(results, key=lambda result: result.id != best)
     return Diagnosis.model_validate(
         {
@@ -147,8 +148,8 @@ def _conclude(
             "reason": reason,
             "draft": suspect.name,
             "target": suspect.target,
-            "texts": texts,
-            "anchors": anchors,
+            "texts": 0 if header is None else len(header.sequences),
+            "anchors": results[0].anchors or 0,
             "temperature": header and header.sampling.temperature,
             "overlap_temperature": header and header.top_temperature,
             "engine": steps and steps.name,
@@ -164,13 +165,16 @@ def _conclude(
 def _verdict(
     results: Sequence[HypothesisResult], texts: int, rule: DecisionRule
 ) -> tuple[str, str, str]:
-    """Verdict, best reading and why."""
+    """Verdict, best reading and why; ``texts`` are those with an anchor."""
     causes = [result for result in results if result.status == "cause"]
     if causes:
         return "cause-found", causes[0].id, _why(causes, results, rule)
     declared = results[0]
+    if declared.accepted_length is None:
+        return "undecided", "as-declared", "no round was replayed: the texts end at once"
     if texts < rule.min_texts:
-        return "undecided", "as-declared", f"{texts} texts; {rule.min_texts} are needed"
+        reason = f"{texts} texts have an anchor; {rule.min_texts} are needed"
+        return "undecided", "as-declared", reason
     better = [result for result in results if result.status == "hint"]
     hints = [result for result in better if not drafts_badly(result.accepted_length)]
     if hints:
@@ -179,8 +183,6 @@ def _verdict(
             "show by chance; record more texts"
         )
         return "undecided", "as-declared", reason
-    if declared.accepted_length is None:
-        return "undecided", "as-declared", "no round was replayed: the texts end at once"
     if drafts_badly(declared.accepted_length):
         return "undecided", "as-declared", "it drafts badly, and no reading tried explains it"
     return "healthy", "as-declared", "nothing better found"

@@ -128,8 +128,10 @@ class Judge:
 
     def __init__(self, declared: Scores, rule: DecisionRule, seed: int) -> None:
         self.base, self.rule = declared, rule
-        self.resampler = Resampler(len(declared.anchors), seed)
-        self.enough = len(declared.anchors) >= rule.min_texts
+        # A text without an anchor says nothing, and must not count as one.
+        self._used = declared.anchors > 0
+        self.texts = int(self._used.sum())
+        self.resampler = Resampler(self.texts, seed)
 
     def declared(self, trial: Trial) -> HypothesisResult:
         """The result of the declared reading itself."""
@@ -153,7 +155,8 @@ class Judge:
     def judge(self, trial: Trial, own: Scores, comparison: Comparison) -> HypothesisResult:
         """The result of a reading that was compared with the declared one, by the rule."""
         overlap, tokens = comparison.overlap, comparison.accepted_tokens
-        found = comparison.gains and self.enough and not drafts_badly(own.accepted_length)
+        enough = self.texts >= self.rule.min_texts
+        found = comparison.gains and enough and not drafts_badly(own.accepted_length)
         status: Status = "cause" if found else "hint" if comparison.hints else "rejected"
         return HypothesisResult.model_validate(
             {
@@ -173,7 +176,9 @@ class Judge:
 
     def _difference(self, sums: Floats, least: float) -> Difference:
         anchors, levels = self.base.anchors, (0.95, 1 - ERROR, self.rule.level)
-        interval95, likely, decision = self.resampler.wide_intervals(sums, anchors, levels)
+        interval95, likely, decision = self.resampler.wide_intervals(
+            sums[self._used], anchors[self._used], levels
+        )
         mean = float(sums.sum() / max(anchors.sum(), 1.0))
         return Difference(mean, interval95, likely, decision, least)
 
@@ -183,7 +188,9 @@ class Judge:
         return {
             "anchors": int(own.anchors.sum()),
             "accepted_length": own.accepted_length,
-            "interval95": self.resampler.interval(own.committed, own.rounds, 0.95),
+            "interval95": self.resampler.interval(
+                own.committed[self._used], own.rounds[self._used], 0.95
+            ),
             "overlap": float(own.overlap.sum()) / anchors if known else None,
             "overlap_at_most": float(own.overlap_at_most.sum()) / anchors if known else None,
             "accepted_tokens": float(own.accepted_tokens.sum()) / anchors,

@@ -51,11 +51,11 @@ def choose_sample(header: TraceHeader, decode: DecodeOptions) -> Sample | None:
     ]
     if sum(counts) < 2 * SCREENING_ANCHORS:
         return None
-    # As many texts as hold enough anchors, if they have as many as texts have on average.
-    enough = max(SCREENING_TEXTS, -(-len(counts) * SCREENING_ANCHORS // sum(counts)))
-    texts = range(0, len(counts), max(1, len(counts) // enough))
-    held = sum(counts[index] for index in texts)
-    return Sample(texts, max(1, held // SCREENING_ANCHORS))
+    for every in range(max(1, len(counts) // SCREENING_TEXTS), 0, -1):
+        held = sum(counts[::every])
+        if held >= SCREENING_ANCHORS:
+            break
+    return Sample(range(0, len(counts), every), held // SCREENING_ANCHORS)
 
 
 @dataclass(frozen=True)

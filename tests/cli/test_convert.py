@@ -217,8 +217,12 @@ def test_every_command_and_every_option_is_documented(name: str, cli: Cli) -> No
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [("check",), ("inspect", "--json"), ("engines",)])
-def test_a_full_disk_behind_stdout_is_no_verdict(source: Path, arguments: tuple[str, ...]) -> None:
+def test_a_full_disk_behind_stdout_is_no_verdict(
+    source: Path, arguments: tuple[str, ...], unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with Path("/dev/full").open("w") as full:
         command, *options = arguments
         done = subprocess.run(
@@ -230,9 +234,11 @@ def test_a_full_disk_behind_stdout_is_no_verdict(source: Path, arguments: tuple[
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_notes_that_cannot_be_printed_do_not_stop_a_conversion(
-    source: Path, tmp_path: Path
+    source: Path, tmp_path: Path, unbuffered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with Path("/dev/full").open("w") as full:
         command = [COMMAND, "to-dense", source, tmp_path / "out"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from dspark_convert.cli.convert import app as convert
 from dspark_convert.errors import DraftError
+from dspark_convert.reports.text import number
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.schemas.diagnosis import Diagnosis, ReadingId
 from dspark_convert.verification.hypotheses import HYPOTHESES
@@ -53,7 +54,7 @@ def show(what: str, diagnosis: Diagnosis) -> None:
         if result.overlap is not None:
             low, high = result.difference_decision_interval or (0.0, 0.0)
             lines.append(
-                f"  {result.id:18} {result.status:9} {result.accepted_length:.3f} "
+                f"  {result.id:18} {result.status:9} {number(result.accepted_length)} "
                 f"{result.overlap:.4f} {result.difference or 0:+.4f} ({low:+.4f} to {high:+.4f}) "
                 f"{result.accepted_tokens_difference or 0:+.3f}"
             )

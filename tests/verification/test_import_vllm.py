@@ -180,7 +180,7 @@ def test_all_texts_ended_by_stop_tokens(extracts: Extracts) -> None:
 
 
 def test_the_limit_is_what_every_text_is_long_enough_for(extracts: Extracts) -> None:
-    sequence = extracts.trace.sequence(1)
+    sequence = extracts.trace[1]
     extracts.edit(
         "p1",
         hidden_states=sequence.features[:-3].contiguous(),

@@ -19,7 +19,7 @@ from dspark_convert.verification import diagnose as diagnosing
 from dspark_convert.verification import screening
 from dspark_convert.verification.diagnose import diagnose
 from dspark_convert.verification.hypotheses import HYPOTHESES, Reading
-from dspark_convert.verification.judgement import Trial, decision_rule
+from dspark_convert.verification.judgement import Judge, Trial, decision_rule
 from dspark_convert.verification.paired import Scores
 from dspark_convert.verification.screening import Sample, Screening, choose_sample, screen
 from dspark_convert.verification.suspect import suspect_of_trace
@@ -203,7 +203,7 @@ LIMIT = DecodeOptions(max_new_tokens=10_000)
         (200, 160, range(0, 200, 8), 3),
         (48, 2000, range(0, 48, 2), 46),
         (47, 2000, range(47), 91),
-        (5000, 20, range(0, 5000, 96), 1),
+        (5000, 20, range(0, 5000, 98), 1),
         (1, 5000, range(1), 4),
     ],
 )
@@ -214,6 +214,17 @@ def test_a_sample_is_of_few_texts_and_of_enough_anchors(
     assert found == Sample(chosen, stride)
     anchors = len(chosen) * -(-anchors_of_each // stride)
     assert 1024 <= anchors <= 2048 + len(chosen)
+
+
+@pytest.mark.parametrize("place", [0, 1, 57, 99])
+def test_uneven_texts_are_sampled_where_the_anchors_are(place: int) -> None:
+    anchors = [0] * 100
+    anchors[place] = 5000
+    found = choose_sample(header_of(anchors), LIMIT)
+    assert found is not None
+    assert place in found.texts
+    assert found.stride == 4
+    assert sum(-(-anchors[index] // found.stride) for index in found.texts) >= 1024
 
 
 def test_texts_of_a_sample_are_evenly_spaced(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,6 +338,21 @@ def test_what_was_outdone_in_vain_is_judged_on_all_anchors(
     diagnosis = run(build(DENSE, ONE_PLUS_N_DECLARED), trace)
     assert (diagnosis.verdict, diagnosis.best) == ("cause-found", "layout-other")
     assert diagnosis.hypotheses[0].anchors == diagnosis.anchors
+
+
+def test_a_text_without_an_anchor_is_not_counted() -> None:
+    """One text that speaks among others that say nothing is one text, not certainty."""
+    silent = np.zeros(TEXTS)
+    silent[3] = 1.0
+    declared, other = (
+        Scores(*(np.nan_to_num(values) * silent for values in vars(each).values()))
+        for each in (scores(0.5, 1.0), scores(0.9, 3.0))
+    )
+    judge = Judge(declared, decision_rule(2), seed=0)
+    assert judge.texts == 1
+    comparison = judge.compare(other)
+    assert (comparison.gains, comparison.may_gain) == (False, False)
+    assert comparison.overlap.decision is None
 
 
 def test_one_text_can_name_nothing_so_nothing_is_left() -> None:

@@ -43,6 +43,8 @@ def test_a_diagnosis_is_measured_in_replays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(screening, "SCREENING_ANCHORS", 50)
+    monkeypatch.setattr(diagnose, "WARM_UP", 0)
+    monkeypatch.setattr(diagnose, "RUNS", 1)
     output = tmp_path / "figures.json"
     diagnose.main(["--tiny", "--texts", "8", "--tokens", "20", "--json", str(output)])
     costs = json.loads(output.read_text())

@@ -39,12 +39,12 @@ def test_wide_intervals_miss_as_often_as_they_say(texts: int) -> None:
 
 
 def test_wide_intervals_of_many_texts_are_percentile_intervals() -> None:
-    values, ones = np.random.default_rng(2).exponential(1.0, 2000), np.ones(2000)
-    resampler = Resampler(2000, 0)
+    values, ones = np.random.default_rng(2).exponential(1.0, 400), np.ones(400)
+    resampler = Resampler(400, 0)
     levels = [0.95, 0.9997]
     for level, wide in zip(levels, resampler.wide_intervals(values, ones, levels), strict=True):
         narrow = resampler.interval(values, ones, level)
-        assert wide == pytest.approx(narrow, rel=1e-3)
+        assert wide == pytest.approx(narrow, rel=5e-3)
 
 
 def test_a_constant_has_an_interval_without_a_width() -> None:

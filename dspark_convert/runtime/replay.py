@@ -16,7 +16,7 @@ rank, C candidates, D draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -138,29 +138,39 @@ def score_blocks(
     draft = readings[0]
     width = 1 + max(scorer.num_tokens for scorer in scorers)
     tokens = _windows(steps.upload(token_ids_T, draft.device), anchors, width)
-    blocks = {_block_key(reading): reading for reading in readings}
-    block_of = [list(blocks).index(_block_key(reading)) for reading in readings]
-    per_chunk = max(1, budget // (steps.block_bytes(draft, anchors[-1]) * len(blocks)))
+    blocks, block_of = _find_blocks(readings)
+    at_once = max(1, budget // steps.block_bytes(draft, anchors[-1]))
+    side_by_side = min(len(blocks), at_once)
+    per_chunk = at_once // side_by_side
     chunks: list[list[BlockScores]] = [[] for _ in scorers]
     for start in range(0, len(anchors), per_chunk):
         part = slice(start, start + per_chunk)
         candidates = None
         if candidate_ids_MC is not None:
             candidates = steps.upload(candidate_ids_MC[part], draft.device).long()
-        x = _embed_blocks(blocks.values(), tokens[part, 0])
-        hidden = steps.run_blocks(draft, context, x, anchors[part])
-        del x
-        for scorer, block, scored in zip(scorers, block_of, chunks, strict=True):
-            scored.append(scorer(hidden[:, block], tokens[part], candidates))
+        for first in range(0, len(blocks), side_by_side):
+            some = blocks[first : first + side_by_side]
+            hidden = steps.run_blocks(
+                draft, context, _embed_blocks(some, tokens[part, 0]), anchors[part]
+            )
+            for scorer, block, scored in zip(scorers, block_of, chunks, strict=True):
+                if first <= block < first + len(some):
+                    scored.append(scorer(hidden[:, block - first], tokens[part], candidates))
     return [_concatenate(scored) for scored in chunks]
 
 
-def _block_key(draft: DraftModel) -> Hashable:
-    """The same for drafts that embed a block alike."""
-    return draft.embed_tokens.weight.data_ptr(), draft.config.mask_token_id
+def _find_blocks(readings: Sequence[DraftModel]) -> tuple[list[DraftModel], list[int]]:
+    """Drafts that embed a block differently, and for each reading which of them embeds as it."""
+    keys = [
+        (reading.embed_tokens.weight.data_ptr(), reading.config.mask_token_id)
+        for reading in readings
+    ]
+    different = list(dict.fromkeys(keys))
+    blocks = [readings[keys.index(key)] for key in different]
+    return blocks, [different.index(key) for key in keys]
 
 
-def _embed_blocks(drafts: Iterable[DraftModel], anchor_ids_M: Tensor) -> Tensor:
+def _embed_blocks(drafts: Sequence[DraftModel], anchor_ids_M: Tensor) -> Tensor:
     """Input [M, W, B, H] of the layers, of one block for each draft after each anchor."""
     return torch.stack([draft.embed_block(anchor_ids_M) for draft in drafts], 1)
 

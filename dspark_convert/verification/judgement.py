@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -109,10 +109,14 @@ class Comparison:
         return any(each.may_gain for each in self._both)
 
     @property
+    def likely_worse(self) -> bool:
+        """By one statistic, by however little, and not likely better by the other one."""
+        return _lies_below(each.likely for each in self._both)
+
+    @property
     def worse(self) -> bool:
-        """Likely by one statistic, by however little, and not likely better by the other one."""
-        known = [each.likely for each in self._both if each.likely is not None]
-        return any(high < 0 for _, high in known) and not any(low > 0 for low, _ in known)
+        """As ``likely_worse``, but whatever else was compared."""
+        return _lies_below(each.decision for each in self._both)
 
     @property
     def _both(self) -> tuple[Difference, Difference]:
@@ -121,6 +125,11 @@ class Comparison:
     @property
     def _loses(self) -> bool:
         return any(each.loses for each in self._both)
+
+
+def _lies_below(intervals: Iterable[Interval | None]) -> bool:
+    known = [each for each in intervals if each is not None]
+    return any(high < 0 for _, high in known) and not any(low > 0 for low, _ in known)
 
 
 class Judge:

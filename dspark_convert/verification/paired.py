@@ -121,8 +121,13 @@ class Resampler:
         """``interval`` at each level, as much wider as Student's interval is than a normal one.
 
         The percentile interval of a few texts is too narrow, the more so the higher the level: it
-        cannot leave the range of the texts' own values.
+        cannot leave the range of the texts' own values. Texts count as many as they weigh: where
+        one of them holds most of the denominator, there is little more than one.
         """
+        if self.texts < 2 or not denominators.any():
+            return [None] * len(levels)
+        weigh = denominators.sum() ** 2 / (denominators**2).sum()
+        value, texts = numerators.sum() / denominators.sum(), max(2, int(weigh + 1e-9))
         wide: list[Interval | None] = []
         for level, narrow in zip(
             levels, self._intervals(numerators, denominators, levels), strict=True
@@ -130,17 +135,10 @@ class Resampler:
             if narrow is None:
                 wide.append(None)
                 continue
-            value, factor = float(numerators.sum() / denominators.sum()), self._widening(level)
-            wide.append(
-                (value - factor * (value - narrow[0]), value + factor * (narrow[1] - value))
-            )
+            factor = _widening(level, texts)
+            low, high = value - factor * (value - narrow[0]), value + factor * (narrow[1] - value)
+            wide.append((float(low), float(high)))
         return wide
-
-    def _widening(self, level: float) -> float:
-        student = student_quantile((1 - level) / 2, self.texts - 1)
-        # A resample's spread is that of the texts over S, where Student's has S - 1.
-        correction = math.sqrt(self.texts / (self.texts - 1))
-        return correction * student / NormalDist().inv_cdf((1 + level) / 2)
 
     def _intervals(
         self, numerators: Floats, denominators: Floats, levels: Sequence[float]
@@ -155,3 +153,10 @@ class Resampler:
         ends = [share for level in levels for share in ((1 - level) / 2, (1 + level) / 2)]
         found = np.quantile(ratios, ends).tolist()
         return [*zip(found[::2], found[1::2], strict=True)]
+
+
+def _widening(level: float, texts: int) -> float:
+    student = student_quantile((1 - level) / 2, texts - 1)
+    # A resample's spread is that of the texts over S, where Student's has S - 1.
+    correction = math.sqrt(texts / (texts - 1))
+    return correction * student / NormalDist().inv_cdf((1 + level) / 2)

@@ -6,7 +6,7 @@ as if there had been no sample. That does not raise the error of naming a wrong 
 is named only if it passes the test on all anchors, at the level that leaves the error for all
 readings that were tried, settled early or not. Whatever the sample has said, and though its anchors
 are among those of the test, that test errs no more often; the sample can only take readings away.
-What it can cost is the right reading, once in a hundred diagnoses at most.
+What it can cost is the right reading: about once in a hundred diagnoses, if many texts gain by it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ Where two readings differ by 0.1 of overlap from anchor to anchor, the mean diff
 anchors is known to 0.0031, less than the least gain that counts. Of a trace of 32,000 anchors the
 sample is a thirtieth, so that sixteen backbones cost about half a replay.
 """
-SCREENING_TEXTS = 24
-"""A sample is of this many texts at least, where there are so many.
+SCREENING_TEXTS = 48
+"""A sample is of this many texts at least, where so many have an anchor.
 
-Intervals rest on texts; on a GPU, a text costs as long as its launches take, however short it is.
+Intervals rest on texts, and what concerns one text in ten must be among them; on a GPU, a text
+costs as long as its launches take, however short it is.
 """
 
 
@@ -38,12 +39,15 @@ Intervals rest on texts; on a GPU, a text costs as long as its launches take, ho
 class Sample:
     """Every ``stride``-th anchor, from the first one on, of some ``texts`` of a trace."""
 
-    texts: range
+    texts: tuple[int, ...]
     stride: int
 
 
 def choose_sample(header: TraceHeader, decode: DecodeOptions) -> Sample | None:
-    """Evenly spaced anchors of evenly spaced texts; None for a trace that is too short for one."""
+    """Evenly spaced anchors of evenly spaced texts; None for a trace that is too short for one.
+
+    Only texts that have anchors are chosen.
+    """
     counts = [
         # A text that ends before its limit ends with a stop token, which is no anchor.
         min(entry.num_tokens - entry.first_generated - 1, decode.max_new_tokens)
@@ -51,11 +55,13 @@ def choose_sample(header: TraceHeader, decode: DecodeOptions) -> Sample | None:
     ]
     if sum(counts) < 2 * SCREENING_ANCHORS:
         return None
-    for every in range(max(1, len(counts) // SCREENING_TEXTS), 0, -1):
-        held = sum(counts[::every])
+    speaking = [index for index, count in enumerate(counts) if count > 0]
+    for every in range(max(1, len(speaking) // SCREENING_TEXTS), 0, -1):
+        texts = speaking[::every]
+        held = sum(counts[index] for index in texts)
         if held >= SCREENING_ANCHORS:
             break
-    return Sample(range(0, len(counts), every), held // SCREENING_ANCHORS)
+    return Sample(tuple(texts), held // SCREENING_ANCHORS)
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def screen(
     best = max(gaining, key=lambda pair: pair[0], default=(0.0, None))[1]
     screening = Screening([trials[0]])
     for (trial, own, comparison), result in zip(compared, results, strict=True):
-        if comparison.worse or not comparison.may_gain:
+        if comparison.likely_worse or not comparison.may_gain:
             screening.rejected.append(result.model_copy(update={"status": "rejected"}))
         elif best is not None and judge.compare(own, best).worse:
             screening.outdone.append((trial, result))

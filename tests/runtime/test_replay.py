@@ -162,6 +162,23 @@ class MeasuringSteps(ReplaySteps):
         return logits
 
 
+def test_blocks_side_by_side_take_no_more_than_the_budget() -> None:
+    draft = golden_draft("dense_vanilla_bf16")
+    features, tokens = make_text(draft)
+    readings = [reread(draft, {"mask_token_id": mask}) for mask in range(5)]
+    steps = MeasuringSteps()
+    for budget in (1, 3):
+        nbytes = budget * steps.block_bytes(draft, ANCHORS[-1])
+        steps.most["blocks"] = 0
+        together = score_readings(
+            readings, features, tokens, ANCHORS, steps=steps, memory_budget=nbytes
+        )
+        assert steps.most["blocks"] == nbytes
+        for reading, scores in zip(readings, together, strict=True):
+            alone = score(reading, features, tokens)
+            torch.testing.assert_close(scores.log_q, alone.log_q)
+
+
 @pytest.mark.parametrize("what", ["positions", "blocks", "logits"])
 def test_no_step_takes_more_than_the_budget(what: str) -> None:
     draft = golden_draft("dense_vanilla_bf16")

@@ -38,6 +38,19 @@ def test_wide_intervals_miss_as_often_as_they_say(texts: int) -> None:
     assert narrow_misses > wide_misses
 
 
+def test_uneven_texts_count_as_many_as_they_weigh() -> None:
+    """Two long texts among 22 short ones are hardly more than two."""
+    rng, resampler, cases = np.random.default_rng(3), Resampler(24, 0), 300
+    weights = np.ones(24)
+    weights[:2] = 200
+    misses = 0
+    for _ in range(cases):
+        (wide,) = resampler.wide_intervals(rng.standard_normal(24) * weights, weights, [0.99])
+        assert wide is not None
+        misses += not wide[0] <= 0 <= wide[1]
+    assert misses < 12  # 3 expected
+
+
 def test_wide_intervals_of_many_texts_are_percentile_intervals() -> None:
     values, ones = np.random.default_rng(2).exponential(1.0, 400), np.ones(400)
     resampler = Resampler(400, 0)

@@ -176,7 +176,7 @@ def test_the_stride_counts_anchors_as_replay_does(
     decode = decode_options(trace)
     for share in (2, 5):
         sample(monkeypatch, anchors // share)
-        assert choose_sample(trace.header, decode) == Sample(range(len(trace)), share)
+        assert choose_sample(trace.header, decode) == Sample(tuple(range(len(trace))), share)
     sample(monkeypatch, anchors // 2 + 1)
     assert choose_sample(trace.header, decode) is None
 
@@ -188,9 +188,7 @@ def test_a_text_without_a_stop_token_has_as_many_anchors_as_its_limit(
     sample(monkeypatch, 1)
     header = make_header()
     for limit, anchors in ((5, 5 + 3), (2, 2 + 2)):
-        assert choose_sample(header, DecodeOptions(max_new_tokens=limit)) == Sample(
-            range(2), anchors
-        )
+        assert choose_sample(header, DecodeOptions(max_new_tokens=limit)) == Sample((0, 1), anchors)
 
 
 LIMIT = DecodeOptions(max_new_tokens=10_000)
@@ -200,9 +198,9 @@ LIMIT = DecodeOptions(max_new_tokens=10_000)
     ("texts", "anchors_of_each", "chosen", "stride"),
     [
         (16, 2000, range(16), 31),
-        (200, 160, range(0, 200, 8), 3),
-        (48, 2000, range(0, 48, 2), 46),
-        (47, 2000, range(47), 91),
+        (200, 160, range(0, 200, 4), 7),
+        (96, 2000, range(0, 96, 2), 93),
+        (95, 2000, range(95), 185),
         (5000, 20, range(0, 5000, 98), 1),
         (1, 5000, range(1), 4),
     ],
@@ -211,7 +209,7 @@ def test_a_sample_is_of_few_texts_and_of_enough_anchors(
     texts: int, anchors_of_each: int, chosen: range, stride: int
 ) -> None:
     found = choose_sample(header_of([anchors_of_each] * texts), LIMIT)
-    assert found == Sample(chosen, stride)
+    assert found == Sample(tuple(chosen), stride)
     anchors = len(chosen) * -(-anchors_of_each // stride)
     assert 1024 <= anchors <= 2048 + len(chosen)
 
@@ -221,10 +219,13 @@ def test_uneven_texts_are_sampled_where_the_anchors_are(place: int) -> None:
     anchors = [0] * 100
     anchors[place] = 5000
     found = choose_sample(header_of(anchors), LIMIT)
-    assert found is not None
-    assert place in found.texts
-    assert found.stride == 4
-    assert sum(-(-anchors[index] // found.stride) for index in found.texts) >= 1024
+    assert found == Sample((place,), 4)
+
+
+def test_texts_without_an_anchor_are_not_chosen() -> None:
+    """Half of the texts are silent, and every second one would be chosen."""
+    found = choose_sample(header_of([0, 100] * 96), LIMIT)
+    assert found == Sample(tuple(range(1, 192, 4)), 4)
 
 
 def test_texts_of_a_sample_are_evenly_spaced(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:

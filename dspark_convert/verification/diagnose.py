@@ -3,7 +3,7 @@
 The sharpest statistic is the overlap sum_v min(p, q) of the first drafted token: it uses the whole
 distribution at every anchor instead of one accepted or rejected token. What concerns only later
 tokens shows in the draft tokens that a round from each anchor accepts. Both are compared in pairs.
-On long traces a sample of the anchors rules out most readings first (see ``screening``).
+On long traces a sample of the anchors settles most readings first (see ``screening``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def diagnose(
     """Try every reading of a draft on recorded texts.
 
     ``steps`` are those of ``ReplayOptions``. ``on_progress`` hears of every text that is done, once
-    while "diagnosing", and before that while "screening" where the trace is long.
+    while "diagnosing", before that while "screening" where the trace is long, and seldom once more
+    while "diagnosing again".
 
     Raises:
         UsageError: ``diagnose-text-given``; options that the draft cannot serve (see
@@ -67,10 +68,10 @@ def diagnose(
         screening = screen(trials, run.score(trials, "screening", sample), rule, seed)
     judge, results = run.judge(screening.left, rule, seed)
     outdone = [result for _, result in screening.outdone]
-    if outdone and not any(result.status == "cause" for result in results):
+    if outdone and results[screening.best - 1].status != "cause":
         # What outdid them has failed, so the sample was no guide.
         again = [trials[0], *(trial for trial, _ in screening.outdone)]
-        _, outdone = run.judge(again, rule, seed)
+        _, outdone = run.judge(again, rule, seed, doing="diagnosing again")
     tried = best_of_each([*results, *outdone, *screening.rejected])
     results = [judge.declared(trials[0]), *tried, *refused]
     return _conclude(suspect, results, rule, steps, judged_texts=judge.texts, seed=seed)
@@ -99,12 +100,12 @@ class _Run:
         )
 
     def judge(
-        self, trials: Sequence[Trial], rule: DecisionRule, seed: int
+        self, trials: Sequence[Trial], rule: DecisionRule, seed: int, *, doing: str = "diagnosing"
     ) -> tuple[Judge, list[HypothesisResult]]:
         """What judged them on all anchors, and the results of all but the declared one, which is
         the first.
         """
-        declared, *others = self.score(trials, "diagnosing", None)
+        declared, *others = self.score(trials, doing, None)
         judge = Judge(declared, rule, seed)
         results = [
             judge.judge(trial, own, judge.compare(own))
@@ -195,9 +196,12 @@ def _why(
     parts = [_how_sure(best, rule)]
     if len(causes) > 1:
         parts.append(f"also better: {', '.join(cause.id for cause in causes[1:])}")
-    hints = [x for x in results if x.status == "hint" and x.anchors == best.anchors]
-    if unsure := [hint.id for hint in hints if total_gain(hint) > total_gain(best)]:
+    hints = [result for result in results if result.status == "hint"]
+    whole = [hint for hint in hints if hint.anchors == best.anchors]
+    if unsure := [hint.id for hint in whole if total_gain(hint) > total_gain(best)]:
         parts.append(f"{', '.join(unsure)} may be better still; more texts would show it")
+    if less := [hint.id for hint in hints if hint.anchors != best.anchors]:
+        parts.append(f"set aside on a sample, where the gain is less: {', '.join(less)}")
     return "; ".join(parts)
 
 

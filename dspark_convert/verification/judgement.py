@@ -61,6 +61,8 @@ class Difference:
     decision: Interval | None
     least: float
     """The least gain that counts."""
+    differing: int
+    """Texts that differ at all."""
 
     @property
     def gains(self) -> bool:
@@ -74,7 +76,9 @@ class Difference:
 
     @property
     def may_gain(self) -> bool:
-        """Whether a gain that counts is not ruled out; without an interval none can be shown."""
+        """Whether a gain that counts is not ruled out; a few texts that differ rule nothing out."""
+        if 0 < self.differing < MIN_TEXTS:
+            return True
         return self.likely is not None and self.likely[1] >= self.least
 
     @property
@@ -189,7 +193,7 @@ class Judge:
             sums[self._used], anchors[self._used], levels
         )
         mean = float(sums.sum() / max(anchors.sum(), 1.0))
-        return Difference(mean, interval95, likely, decision, least)
+        return Difference(mean, interval95, likely, decision, least, int(np.count_nonzero(sums)))
 
     def _levels(self, own: Scores) -> dict[str, object]:
         anchors = max(float(own.anchors.sum()), 1.0)

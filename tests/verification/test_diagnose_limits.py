@@ -134,7 +134,10 @@ def test_a_hint_of_a_larger_gain_than_the_cause_is_mentioned() -> None:
     results = [declared, cause, unsure, less, sampled]
     verdict, best, reason = _verdict(results, 20, decision_rule(30))
     assert (verdict, best) == ("cause-found", "target-embedding")
-    assert reason.endswith("; layout-other may be better still; more texts would show it")
+    assert reason.endswith(
+        "; layout-other may be better still; more texts would show it"
+        "; set aside on a sample, where the gain is less: mask-other"
+    )
     assert "may be" not in _verdict([declared, cause, less, sampled], 20, decision_rule(30))[2]
 
 

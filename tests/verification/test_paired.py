@@ -51,6 +51,15 @@ def test_uneven_texts_count_as_many_as_they_weigh() -> None:
     assert misses < 12  # 3 expected
 
 
+def test_intervals_of_few_texts_are_widened_as_students_are() -> None:
+    """2.3646 is the quantile of Student's with 7 degrees of freedom, 1.96 the normal one."""
+    values, ones = np.random.default_rng(4).standard_normal(8), np.ones(8)
+    low, high = Resampler(8, 0).interval(values, ones, 0.95)  # type: ignore[misc]
+    ((wide_low, wide_high),) = Resampler(8, 0).wide_intervals(values, ones, [0.95])  # type: ignore[misc]
+    factor = (8 / 7) ** 0.5 * 2.3646 / 1.95996
+    assert (wide_high - wide_low) / (high - low) == pytest.approx(factor, rel=1e-4)
+
+
 def test_wide_intervals_of_many_texts_are_percentile_intervals() -> None:
     values, ones = np.random.default_rng(2).exponential(1.0, 400), np.ones(400)
     resampler = Resampler(400, 0)

@@ -21,7 +21,7 @@ def upload_large(x: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or x.device.type != "cpu":
         return x.to(device)
     source, uploaded = x.contiguous().flatten(), torch.empty(x.shape, dtype=x.dtype, device=device)
-    size = max(1, STAGE_BYTES // x.element_size())
+    size = max(1, min(len(source), STAGE_BYTES // x.element_size()))
     stages = [torch.empty(size, dtype=x.dtype, pin_memory=True) for _ in range(2)]
     left: list[Any] = [None, None]
     new_event: Any = torch.cuda.Event  # torch leaves it untyped

@@ -325,6 +325,30 @@ def test_overlap_of_the_first_token_is_its_mean_acceptance() -> None:
     assert error < 0.02
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_overlap_is_at_the_temperature_of_the_stored_candidates(temperature: float) -> None:
+    """Against one proposal from the same features, whose q is softened here."""
+    target, draft = pair("anchor_first")
+    options = DecodeOptions(max_new_tokens=6, temperature=temperature)
+    (prompt,) = random_prompts(64, [3], seed=5)
+    text = list(prompt)
+    complete(target, [text], [3 + 12], options, torch.Generator().manual_seed(0))
+    (sequence,) = record(target, [text], [prompt], options, top=64)
+    replay = replay_sequence(draft, sequence, replay_options(options, top_temperature=temperature))
+    anchor = sequence.first_generated
+    features = torch.cat(
+        [layer[:anchor] for layer in sequence.features_of(draft.config.target_layer_ids)], -1
+    )
+    proposal = draft.propose_block(features, text[anchor])
+    q = (proposal.proposal_logits[0] / temperature).softmax(-1)
+    assert sequence.top_ids is not None
+    assert sequence.top_log_probs is not None
+    assert replay.overlap is not None
+    p = sequence.top_log_probs[1].exp()
+    shared = torch.minimum(p, q[sequence.top_ids[1].long()]).sum()
+    assert replay.overlap[0][0] == pytest.approx(float(shared), abs=1e-5)
+
+
 def test_agreement_counts_anchors_that_have_a_token() -> None:
     (target, draft), prompt, sequence = greedy_sequence(12)
     options = replay_options(DecodeOptions(max_new_tokens=6))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dspark_convert.verification.expectation import Floats
 from dspark_convert.verification.paired import Resampler
 
 
@@ -38,25 +39,20 @@ def test_wide_intervals_miss_as_often_as_they_say(texts: int) -> None:
     assert narrow_misses > wide_misses
 
 
-def test_uneven_texts_count_as_many_as_they_weigh() -> None:
-    """Two long texts among 22 short ones are hardly more than two."""
-    rng, resampler, cases = np.random.default_rng(3), Resampler(24, 0), 300
-    weights = np.ones(24)
-    weights[:2] = 200
-    misses = 0
-    for _ in range(cases):
-        (wide,) = resampler.wide_intervals(rng.standard_normal(24) * weights, weights, [0.99])
-        assert wide is not None
-        misses += not wide[0] <= 0 <= wide[1]
-    assert misses < 12  # 3 expected
-
-
-def test_intervals_of_few_texts_are_widened_as_students_are() -> None:
+@pytest.mark.parametrize(
+    ("weights", "texts", "quantile"),
+    [(np.ones(8), 8, 2.3646), (np.repeat([1000.0, 1.0], [8, 16]), 8, 2.3646)],
+    ids=["eight texts", "eight long texts among short ones"],
+)
+def test_intervals_of_few_texts_are_widened_as_students_are(
+    weights: Floats, texts: int, quantile: float
+) -> None:
     """2.3646 is the quantile of Student's with 7 degrees of freedom, 1.96 the normal one."""
-    values, ones = np.random.default_rng(4).standard_normal(8), np.ones(8)
-    low, high = Resampler(8, 0).interval(values, ones, 0.95)  # type: ignore[misc]
-    ((wide_low, wide_high),) = Resampler(8, 0).wide_intervals(values, ones, [0.95])  # type: ignore[misc]
-    factor = (8 / 7) ** 0.5 * 2.3646 / 1.95996
+    values = np.random.default_rng(4).standard_normal(len(weights)) * weights
+    resampler = Resampler(len(weights), 0)
+    low, high = resampler.interval(values, weights, 0.95)  # type: ignore[misc]
+    ((wide_low, wide_high),) = resampler.wide_intervals(values, weights, [0.95])  # type: ignore[misc]
+    factor = (texts / (texts - 1)) ** 0.5 * quantile / 1.95996
     assert (wide_high - wide_low) / (high - low) == pytest.approx(factor, rel=1e-4)
 
 

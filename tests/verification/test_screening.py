@@ -22,6 +22,7 @@ from dspark_convert.verification.diagnose import diagnose
 from dspark_convert.verification.hypotheses import HYPOTHESES, Reading
 from dspark_convert.verification.judgement import Judge, Trial, decision_rule
 from dspark_convert.verification.paired import Scores
+from dspark_convert.verification.replay import cut_text
 from dspark_convert.verification.screening import Sample, Screening, choose_sample, screen
 from dspark_convert.verification.suspect import suspect_of_trace
 from dspark_convert.verification.together import SharedReplay
@@ -148,8 +149,13 @@ def test_the_command_says_on_how_many_anchors_a_reading_was_judged(
     readings, size = line.removeprefix("settled early").split(": ")
     assert {"layout-other", "markov-off"} <= set(readings.strip().split(", "))
     assert re.fullmatch(r"judged on 2\d\d of \d+ anchors *", size)
-    sample(monkeypatch, 10_000)
-    assert "judged on" not in CliRunner().invoke(app, arguments, env={"COLUMNS": "300"}).stdout
+
+
+def test_the_command_says_nothing_of_a_sample_where_there_was_none(short_trace: Trace) -> None:
+    arguments = ["diagnose", str(TINY / DENSE), "--trace", str(short_trace.files[0].path)]
+    shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
+    assert shown.exit_code == 0, shown.output
+    assert "judged on" not in shown.stdout
 
 
 # The sample --------------------------------------------------------------------------------------
@@ -173,8 +179,8 @@ def test_a_short_trace_is_not_sampled(trace: Trace) -> None:
 def test_the_stride_counts_anchors_as_replay_does(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    anchors = run(TINY / DENSE, trace).anchors
     decode = decode_options(trace)
+    anchors = sum(len(cut_text(text, decode, num_tokens=1)[1]) for text in trace)
     for share in (2, 5):
         sample(monkeypatch, anchors // share)
         assert choose_sample(trace.header, decode) == Sample(tuple(range(len(trace))), share)
@@ -352,23 +358,39 @@ def test_a_gain_of_a_few_texts_is_not_ruled_out() -> None:
     assert len(found.left) == 2
 
 
-def test_what_was_outdone_in_vain_is_judged_on_all_anchors(
-    build: Callable[..., Path], trace: Trace, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("left", "outdone", "again"),
+    [("markov-off", "layout-other", True), ("layout-other", "markov-off", False)],
+)
+def test_what_was_outdone_is_judged_on_all_anchors_only_if_it_was_in_vain(
+    left: str,
+    outdone: str,
+    again: bool,
+    build: Callable[..., Path],
+    trace: Trace,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As if the sample had preferred ``markov-off`` to the right reading."""
+    """As if the sample had preferred one reading, right or wrong, to the other."""
     sample(monkeypatch, 200)
+    doings: list[str] = []
 
-    def mislead(tried: Sequence[Trial], sampled: Sequence[Scores], *rest: object) -> Screening:
+    def prefer(tried: Sequence[Trial], sampled: Sequence[Scores], *rest: object) -> Screening:
         by_name = {trial.hypothesis.id: trial for trial in tried}
-        set_aside = HypothesisResult(id="layout-other", status="hint", reason="", anchors=200)
-        return Screening(
-            [tried[0], by_name["markov-off"]], [], [(by_name["layout-other"], set_aside)], best=1
+        aside = HypothesisResult.model_validate(
+            {"id": outdone, "status": "hint", "reason": "", "anchors": 200}
         )
+        return Screening([tried[0], by_name[left]], [], [(by_name[outdone], aside)], best=1)
 
-    monkeypatch.setattr(diagnosing, "screen", mislead)
-    diagnosis = run(build(DENSE, ONE_PLUS_N_DECLARED), trace)
+    monkeypatch.setattr(diagnosing, "screen", prefer)
+    folder = build(DENSE, ONE_PLUS_N_DECLARED)
+    suspect = suspect_of_trace(folder, trace, target=TARGET, dtype=torch.float32)
+    diagnosis = diagnose(
+        suspect, decode_options(trace), on_progress=lambda doing, *_: doings.append(doing)
+    )
     assert (diagnosis.verdict, diagnosis.best) == ("cause-found", "layout-other")
     assert diagnosis.hypotheses[0].anchors == diagnosis.anchors
+    assert ("diagnosing again" in doings) == again
+    assert by_id(diagnosis)[outdone].anchors == (diagnosis.anchors if again else 200)
 
 
 def test_a_text_without_an_anchor_is_not_counted() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,24 @@ from .diagnoses import (
     by_id,
     run,
 )
+
+
+def write_prompts(folder: Path, count: int) -> Path:
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join((TINY / "prompts.jsonl").read_text().splitlines(True)[:count]))
+    return prompts
+
+
+def record_options(folder: Path, prompts: int, **more: Any) -> RecordOptions:
+    """The tiny target on its first prompts."""
+    return RecordOptions(
+        target=TARGET,
+        draft=TINY / DENSE,
+        output=folder / "trace.safetensors",
+        prompts=write_prompts(folder, prompts),
+        **more,
+    )
+
 
 # What cannot be decided --------------------------------------------------------------------------
 
@@ -77,16 +96,7 @@ def test_a_bad_draft_that_no_reading_explains_is_not_called_healthy(
 def test_without_neighbours_or_a_target_the_reason_is_given(
     build: Callable[..., Path], tmp_path: Path
 ) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join((TINY / "prompts.jsonl").read_text().splitlines(True)[:2]))
-    options = RecordOptions(
-        target=TARGET,
-        draft=TINY / DENSE,
-        output=tmp_path / "trace.safetensors",
-        prompts=prompts,
-        max_new_tokens=4,
-        top_log_probs=0,
-    )
+    options = record_options(tmp_path, 2, max_new_tokens=4, top_log_probs=0)
     record(options)
     results = by_id(run(TINY / DENSE, open_trace(options.output), target=None))
     assert "--neighbours" in results["layer-ids-plus-1"].reason
@@ -156,8 +166,7 @@ def test_the_command_says_verdict_evidence_and_fix(
 
 
 def test_the_command_runs_a_target(tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join((TINY / "prompts.jsonl").read_text().splitlines(True)[:2]))
+    prompts = write_prompts(tmp_path, 2)
     arguments = ["diagnose", str(TINY / ANCHOR), "--target", str(TARGET), "--json"]
     options = ["--prompts", str(prompts), "--max-new-tokens", "4", "--temperature", "1"]
     result = CliRunner().invoke(app, [*arguments, *options])
@@ -171,16 +180,8 @@ def test_the_command_runs_a_target(tmp_path: Path) -> None:
 
 def test_texts_of_a_run_are_as_long_as_they_became(tmp_path: Path) -> None:
     """How many anchors there are depends on it; the plan of a run only knows the limit."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join((TINY / "prompts.jsonl").read_text().splitlines(True)[:3]))
-    options = RecordOptions(
-        target=TARGET,
-        draft=TINY / DENSE,
-        output=tmp_path / "unused",
-        prompts=prompts,
-        max_new_tokens=20,
-        stop_token_ids=frozenset(range(0, 1024, 8)),
-    )
+    stops = frozenset(range(0, 1024, 8))
+    options = record_options(tmp_path, 3, max_new_tokens=20, stop_token_ids=stops)
     suspect = suspect_of_target(options, on_progress=lambda *news: None)
     assert suspect.subject is not None
     entries = suspect.subject.around.header.sequences
@@ -191,17 +192,8 @@ def test_texts_of_a_run_are_as_long_as_they_became(tmp_path: Path) -> None:
 
 
 def test_texts_without_an_anchor_say_nothing_of_the_draft(tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join((TINY / "prompts.jsonl").read_text().splitlines(True)[:8]))
     every = frozenset(range(1024))
-    options = RecordOptions(
-        target=TARGET,
-        draft=TINY / DENSE,
-        output=tmp_path / "unused",
-        prompts=prompts,
-        max_new_tokens=4,
-        stop_token_ids=every,
-    )
+    options = record_options(tmp_path, 8, max_new_tokens=4, stop_token_ids=every)
     suspect = suspect_of_target(options, on_progress=lambda *news: None)
     diagnosis = diagnose(suspect, DecodeOptions(max_new_tokens=4, stop_token_ids=every))
     assert (diagnosis.verdict, diagnosis.anchors, diagnosis.texts) == ("undecided", 0, 8)

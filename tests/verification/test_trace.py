@@ -201,26 +201,29 @@ def test_tensors_must_be_those_of_the_header(path: Path, edit: Any, code: str) -
     assert all(finding.tensor for finding in error.value.findings)
 
 
-@pytest.mark.parametrize("name", ["log_probs", "top_log_probs", "tail_mass"])
-@pytest.mark.parametrize("value", [float("nan"), 5.0])
-def test_what_cannot_be_a_probability_is_refused(path: Path, name: str, value: float) -> None:
+PROBABILITIES, IDS = (
+    ["log_probs", "top_log_probs", "tail_mass"],
+    ["token_ids", "argmax_ids", "top_ids"],
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        *(
+            (name, value, "trace-probability-invalid")
+            for name in PROBABILITIES
+            for value in (float("nan"), 5.0)
+        ),
+        *((name, value, "trace-token-unknown") for name in IDS for value in (-1, 50)),
+    ],
+)
+def test_values_that_cannot_be_are_refused(path: Path, name: str, value: float, code: str) -> None:
     write_trace(path, make_header())
     rewrite(path, lambda tensors, header: tensors[f"seq.00001.{name}"].view(-1)[1:2].fill_(value))
     trace = open_trace(path)
     trace[0]
-    with pytest.raises(TraceError, match="trace-probability-invalid") as error:
-        trace[1]
-    assert error.value.findings[0].tensor == f"seq.00001.{name}"
-
-
-@pytest.mark.parametrize("name", ["token_ids", "argmax_ids", "top_ids"])
-@pytest.mark.parametrize("value", [-1, 50])
-def test_ids_outside_the_vocabulary_are_refused(path: Path, name: str, value: int) -> None:
-    write_trace(path, make_header())
-    rewrite(path, lambda tensors, header: tensors[f"seq.00001.{name}"].view(-1)[1:2].fill_(value))
-    trace = open_trace(path)
-    trace[0]
-    with pytest.raises(TraceError, match="trace-token-unknown") as error:
+    with pytest.raises(TraceError, match=code) as error:
         trace[1]
     assert error.value.findings[0].tensor == f"seq.00001.{name}"
 

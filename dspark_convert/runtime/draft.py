@@ -112,7 +112,7 @@ class DraftModel(nn.Module):
         return embedded
 
     def run_layers(self, context: ContextKV, x: Tensor, anchor_positions_RM: Tensor) -> Tensor:
-        """``forward`` of embedded blocks ``x`` [R, M, B, H]."""
+        """``forward`` of embedded blocks ``x`` [R, M, B, H]; the shape stays."""
         slots = torch.arange(self.config.block_size, device=x.device)
         angles = self.rotary(anchor_positions_RM[..., None] + slots, self.dtype)
         visible = {

@@ -47,8 +47,8 @@ class HypothesisResult(OwnDocument):
     reason: str
     anchors: NonNegativeInt | None = Field(
         default=None,
-        description="that all numbers here are about: those of the diagnosis, or evenly spaced "
-        "ones that were enough to rule the reading out or to prefer another; null: not evaluated",
+        description="that all numbers here are about: those of the diagnosis, or a sample that was "
+        "enough to rule the reading out or to prefer another; null: not evaluated",
     )
     accepted_length: float | None = Field(
         default=None,

@@ -30,7 +30,7 @@ from benchmarks.decode import (
 )
 from benchmarks.random_pair import QWEN3_8B, TINY, Size, weight_bytes
 from dspark_convert.runtime.fast.decode import LAG
-from dspark_convert.runtime.fast.engine import Engine
+from dspark_convert.runtime.fast.rounds import Engine
 from dspark_convert.runtime.records import DecodeOptions
 
 WARM_UP = 8

@@ -24,17 +24,17 @@ from torch import Tensor
 
 from benchmarks.random_pair import QWEN3_8B, TINY, Size, build_draft
 from benchmarks.replay import TOP, describe_machine, random_sequence, replay_one, stopwatch
+from dspark_convert.diagnosis.diagnose import diagnose, plan_trials
+from dspark_convert.diagnosis.hypotheses import MAX_MASKS, Surroundings
+from dspark_convert.diagnosis.shared_replay import SharedReplay
+from dspark_convert.diagnosis.subject import Subject, Suspect
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.runtime import DecodeOptions, DraftModel
 from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.runtime.replay import compute_text_context, compute_text_input
 from dspark_convert.schemas.diagnosis import ReadingId
 from dspark_convert.schemas.trace import TraceHeader, TraceSampling, TraceTarget
-from dspark_convert.verification.diagnose import diagnose, plan_trials
-from dspark_convert.verification.hypotheses import MAX_MASKS, Surroundings
-from dspark_convert.verification.suspect import Subject, Suspect
-from dspark_convert.verification.together import SharedReplay
-from dspark_convert.verification.trace import TraceSequence
+from dspark_convert.traces.trace import TraceSequence
 
 TEMPERATURE = 1.0
 WARM_UP, RUNS = 1, 3

@@ -29,6 +29,7 @@ import transformers
 from torch import Tensor
 
 from benchmarks.random_pair import QWEN3_8B, TINY, Size, build_draft, build_target
+from dspark_convert.replay.replay import ReplayOptions, replay_sequence
 from dspark_convert.runtime import (
     CausalTarget,
     DecodeOptions,
@@ -40,8 +41,7 @@ from dspark_convert.runtime import (
 )
 from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.runtime.sampling import compute_probabilities
-from dspark_convert.verification.replay import ReplayOptions, replay_sequence
-from dspark_convert.verification.trace import TraceSequence
+from dspark_convert.traces.trace import TraceSequence
 
 TEMPERATURES = (0.0, 1.0)
 WARM_UP = 8  # new tokens decoded, and replayed, before anything is measured

@@ -21,12 +21,12 @@ import torch
 from benchmarks.decode import describe_machine, table_row
 from benchmarks.random_pair import QWEN3_8B, TINY, Size, build_draft
 from benchmarks.replay import peak, random_sequence, start_peak, stopwatch
+from dspark_convert.replay.replay import ReplayOptions, replay_sequence
 from dspark_convert.runtime import DecodeOptions, DraftModel
 from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.runtime.replay import PLAIN
 from dspark_convert.runtime.replay_steps import ReplaySteps
-from dspark_convert.verification.replay import ReplayOptions, replay_sequence
-from dspark_convert.verification.trace import TraceSequence
+from dspark_convert.traces.trace import TraceSequence
 
 TEXT_LENGTHS = (1, 16)  # texts that share the anchors
 REPEATS = 5

@@ -17,10 +17,10 @@ from typing import Any, get_args, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
+from dspark_convert.checks.base import CATALOG
 from dspark_convert.cli import convert, verify
-from dspark_convert.conversion.engines import ENGINES
-from dspark_convert.conversion.engines.base import VERDICTS, Claim
-from dspark_convert.verification.catalog import CATALOG
+from dspark_convert.engines import ENGINES
+from dspark_convert.engines.base import VERDICTS, Claim
 
 DOCS = Path(__file__).parent
 _NOTICE = "<!-- Written by docs/generate.py; do not edit. -->"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import diagnose, replay
-from dspark_convert.verification import screening
+from dspark_convert.diagnosis import screening
 from tests.runtime.helpers import GOLDEN
 
 

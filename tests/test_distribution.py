@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 backend = pytest.importorskip("hatchling.build")
 
 NAME = f"dspark_convert-{__version__}"
-DATA = {"py.typed", "reports/page.css", "verification/prompts.jsonl"}
+DATA = {"py.typed", "reports/page.css", "traces/prompts.jsonl"}
 TOP_LEVEL = {
     "dspark_convert",
     "schemas",

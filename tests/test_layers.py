@@ -11,18 +11,27 @@ import pytest
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "dspark_convert"
+_READING = {"errors", "schemas", "checkpoint", "formats"}
+_CONVERTING = {*_READING, "engines", "conversion"}
+_RUNNING = {*_READING, "runtime"}
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "schemas": {"errors"},
     "checkpoint": {"errors"},
     "formats": {"checkpoint", "schemas", "errors"},
-    "conversion": {"formats", "checkpoint", "schemas", "errors"},
-    "runtime": {"formats", "checkpoint", "schemas", "errors"},
-    "verification": {"runtime", "conversion", "formats", "checkpoint", "schemas", "errors"},
-    "reports": {"verification", "schemas", "errors"},
+    "engines": _READING,
+    "conversion": {*_READING, "engines"},
+    "hub": _CONVERTING,
+    "runtime": _READING,
+    "traces": _RUNNING,
+    "replay": {*_RUNNING, "traces"},
+    "checks": {*_CONVERTING, "runtime", "traces", "replay"},
+    "diagnosis": {*_CONVERTING, "runtime", "traces", "replay", "checks"},
+    "reports": {"checks", "replay", "checkpoint", "schemas", "errors"},
 }
 BELOW["cli"] = set(BELOW)
 HEAVY = {"torch", "transformers"}
+WITH_PYTORCH = {"runtime", "traces", "replay", "checks", "diagnosis"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -63,9 +72,9 @@ def test_a_module_imports_only_from_below(layer: str, path: Path) -> None:
             assert parts[1] in allowed, f"{path.relative_to(ROOT)} imports {name}"
 
 
-def test_pytorch_is_known_to_runtime_and_verification_only() -> None:
+def test_pytorch_is_known_only_to_what_runs_models() -> None:
     for layer, path in modules():
-        if layer not in {"runtime", "verification"}:
+        if layer not in WITH_PYTORCH:
             # The programs silence transformers, inside the commands that load it.
             names = imported_at_once(path) if layer == "cli" else imported(path)
             heavy = {name.split(".")[0] for name in names} & HEAVY

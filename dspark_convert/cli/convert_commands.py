@@ -21,16 +21,16 @@ from dspark_convert.conversion.engine_report import report_engines
 from dspark_convert.conversion.inspection import check_draft, inspect_draft
 from dspark_convert.conversion.plan import Conversion, plan_to_dense, plan_to_speculators
 from dspark_convert.conversion.run import run_conversion
-from dspark_convert.conversion.sources import (
+from dspark_convert.conversion.spelling import REFERENCE
+from dspark_convert.errors import CheckpointError, Finding, OutputError, UsageError
+from dspark_convert.formats.overrides import Overrides, parse_overrides
+from dspark_convert.hub.sources import (
     names_repository_to_read,
     opened_draft,
     opened_headers,
     opened_target,
 )
-from dspark_convert.conversion.spelling import REFERENCE
-from dspark_convert.errors import CheckpointError, Finding, OutputError, UsageError
-from dspark_convert.formats.overrides import Overrides, parse_overrides
-from dspark_convert.schemas.published import PUBLISHED, drifted, schema_file, schema_text
+from dspark_convert.schemas.catalog import PUBLISHED, drifted, schema_file, schema_text
 
 RawOverrides = tuple[str | None, str | None, list[str]]
 """``--layout``, ``--d2t`` and every ``--set``, as typed."""

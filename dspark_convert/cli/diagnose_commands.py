@@ -22,10 +22,10 @@ from dspark_convert.reports.text import number
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
 
 if TYPE_CHECKING:
+    from dspark_convert.checks.options import VerifyOptions
+    from dspark_convert.diagnosis.subject import Suspect
     from dspark_convert.runtime import DecodeOptions
-    from dspark_convert.verification.options import VerifyOptions
-    from dspark_convert.verification.record import RecordOptions
-    from dspark_convert.verification.suspect import Suspect
+    from dspark_convert.traces.record import RecordOptions
 
 EXIT_CODES = {"healthy": 0, "cause-found": 1, "undecided": 4}
 
@@ -123,9 +123,9 @@ def _require_one_source(raw: RawRun) -> None:
 
 
 def _diagnose(raw: RawRun, options: VerifyOptions, on_progress: Progress) -> Diagnosis:
+    from dspark_convert.diagnosis.diagnose import diagnose
     from dspark_convert.runtime.fast import choose_steps
     from dspark_convert.runtime.replay import PLAIN
-    from dspark_convert.verification.diagnose import diagnose
 
     suspect, decode = _find_suspect(options, on_progress)
     subject = suspect.subject
@@ -135,9 +135,9 @@ def _diagnose(raw: RawRun, options: VerifyOptions, on_progress: Progress) -> Dia
 
 def _find_suspect(options: VerifyOptions, on_progress: Progress) -> tuple[Suspect, DecodeOptions]:
     """The draft with texts, and how these were made."""
-    from dspark_convert.verification.replay_checks import follow_trace
-    from dspark_convert.verification.suspect import suspect_of_target, suspect_of_trace
-    from dspark_convert.verification.trace import open_trace
+    from dspark_convert.checks.replay_run import follow_trace
+    from dspark_convert.diagnosis.subject import suspect_of_target, suspect_of_trace
+    from dspark_convert.traces.trace import open_trace
 
     stop = options.stop_token_ids or frozenset()
     decode = replace(options.decode, stop_token_ids=stop)
@@ -160,7 +160,7 @@ def _find_suspect(options: VerifyOptions, on_progress: Progress) -> tuple[Suspec
 
 
 def _record_options(options: VerifyOptions) -> RecordOptions:
-    from dspark_convert.verification.record import RecordOptions
+    from dspark_convert.traces.record import RecordOptions
 
     assert options.target is not None, "the options were checked"
     return RecordOptions(

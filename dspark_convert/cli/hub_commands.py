@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dspark_convert.checkpoint.location import repository_name
 from dspark_convert.cli.console import Sink
 from dspark_convert.cli.exits import refusals
 from dspark_convert.cli.render import facts_grid
-from dspark_convert.conversion.push import push_conversion
+from dspark_convert.hub.location import repository_name
+from dspark_convert.hub.push import push_conversion
+from dspark_convert.reports.read import read_report
 from dspark_convert.schemas.push import PushReport
-from dspark_convert.verification.report_file import read_report
 
 _ACTIONS = {
     "created": "a new repository",

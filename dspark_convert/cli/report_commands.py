@@ -18,15 +18,15 @@ from dspark_convert.cli.exits import CHECK_FAILED, INCONCLUSIVE, refusals
 from dspark_convert.cli.render import facts_grid, plain_table
 from dspark_convert.cli.report import VERDICT_STYLE, rules_table
 from dspark_convert.errors import Finding, OutputError, UsageError
+from dspark_convert.reports.compare import DEFAULT_STANDARD_ERRORS, DropLimits, compare_reports
 from dspark_convert.reports.content import tabulate_diagnosis
 from dspark_convert.reports.junit import render_junit
 from dspark_convert.reports.markdown import render_markdown
+from dspark_convert.reports.read import read_diagnosis, read_report
 from dspark_convert.reports.text import number
 from dspark_convert.schemas.comparison import Comparison
 from dspark_convert.schemas.diagnosis import Diagnosis
 from dspark_convert.schemas.report import VerifyReport
-from dspark_convert.verification.compare import DEFAULT_STANDARD_ERRORS, DropLimits, compare_reports
-from dspark_convert.verification.report_file import read_diagnosis, read_report
 
 EXIT_CODES = {"pass": 0, "fail": CHECK_FAILED, "inconclusive": INCONCLUSIVE}
 

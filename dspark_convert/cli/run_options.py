@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dspark_convert.cli.console import Sink
-from dspark_convert.conversion.sources import whole_model
 from dspark_convert.errors import Finding, UsageError
+from dspark_convert.hub.sources import whole_model
 
 if TYPE_CHECKING:
-    from dspark_convert.verification.options import VerifyOptions
+    from dspark_convert.checks.options import VerifyOptions
 
 MAX_NEW_TOKENS = 128
 # Options that a trace decides.
@@ -58,11 +58,10 @@ def build_options(
 
     Raises ``UsageError`` for values that cannot be meant, and what ``whole_model`` raises.
     """
-    # Imported here: this is where PyTorch comes in, or is found missing.
-    from dspark_convert.runtime import DecodeOptions
-    from dspark_convert.verification.options import VerifyOptions
-
     quieten_transformers()
+    from dspark_convert.checks.options import VerifyOptions
+    from dspark_convert.runtime import DecodeOptions
+
     folder = open_folder(raw, sink)
     return VerifyOptions(
         draft=folder(raw.draft),
@@ -92,7 +91,14 @@ def build_options(
 
 
 def quieten_transformers() -> None:
-    """Keep its advice and its progress bars off the terminal."""
+    """Keep its advice and its progress bars off the terminal.
+
+    Raises ``DependencyError`` where PyTorch or transformers is missing: call it before anything
+    that imports them.
+    """
+    import dspark_convert.runtime  # noqa: F401
+
+    # isort: split
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]

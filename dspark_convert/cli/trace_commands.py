@@ -17,8 +17,8 @@ from dspark_convert.errors import Finding, UsageError
 from dspark_convert.schemas.trace import TraceHeader
 
 if TYPE_CHECKING:
-    from dspark_convert.verification.import_vllm import ImportOptions
-    from dspark_convert.verification.record import RecordOptions
+    from dspark_convert.traces.import_vllm import ImportOptions
+    from dspark_convert.traces.record import RecordOptions
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -80,7 +80,7 @@ def record(raw: RawRecord, *, as_json: bool, quiet: bool) -> None:
     with refusals(sink):
         options = _record_options(raw)
         quieten_transformers()
-        from dspark_convert.verification.record import record as record_trace
+        from dspark_convert.traces.record import record as record_trace
 
         with sink.steps() as on_progress:
             header = record_trace(
@@ -95,7 +95,7 @@ def import_vllm(raw: RawImport, *, as_json: bool, quiet: bool) -> None:
     with refusals(sink):
         options = _import_options(raw)
         quieten_transformers()
-        from dspark_convert.verification.import_vllm import import_vllm as import_trace
+        from dspark_convert.traces.import_vllm import import_vllm as import_trace
 
         with sink.steps() as on_progress:
             header, notes = import_trace(
@@ -129,9 +129,9 @@ def parse_ids(text: str, option: str) -> tuple[int, ...]:
 
 def _record_options(raw: RawRecord) -> RecordOptions:
     # Imported here: this is where PyTorch comes in, or is found missing.
+    from dspark_convert.checks.run import VerifyOptions
     from dspark_convert.runtime import SamplingOptions
-    from dspark_convert.verification.record import RecordOptions
-    from dspark_convert.verification.run import VerifyOptions
+    from dspark_convert.traces.record import RecordOptions
 
     if raw.feature_dtype not in _FEATURE_DTYPES:
         known = ", ".join(_FEATURE_DTYPES)
@@ -162,7 +162,7 @@ def _record_options(raw: RawRecord) -> RecordOptions:
 
 def _import_options(raw: RawImport) -> ImportOptions:
     import dspark_convert.runtime  # noqa: F401 - finds PyTorch missing, and says so
-    from dspark_convert.verification.import_vllm import ImportOptions
+    from dspark_convert.traces.import_vllm import ImportOptions
 
     return ImportOptions(
         folder=raw.folder,

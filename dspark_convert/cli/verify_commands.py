@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, get_args
 
 import typer
 
+from dspark_convert.checks import base as catalog
 from dspark_convert.cli.console import Sink
 from dspark_convert.cli.exits import refusals
 from dspark_convert.cli.report import report_view
 from dspark_convert.cli.report_commands import EXIT_CODES, Outputs, append_step_summary
 from dspark_convert.cli.run_options import RawRun, build_options, open_folder
 from dspark_convert.errors import Finding, UsageError
+from dspark_convert.reports.gate import apply_gate, follow_gate, open_gate
 from dspark_convert.schemas.report import CheckId, VerifyReport
-from dspark_convert.verification import catalog
-from dspark_convert.verification.gate import apply_gate, follow_gate, open_gate
 
 if TYPE_CHECKING:
-    from dspark_convert.verification.run import VerifyOptions
+    from dspark_convert.checks.run import VerifyOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def _options(raw: RawOptions, sink: Sink) -> VerifyOptions:
 
 
 def _verify(options: VerifyOptions, sink: Sink) -> VerifyReport:
-    from dspark_convert.verification.run import verify
+    from dspark_convert.checks.run import verify
 
     with sink.steps() as on_progress:
         return verify(options, on_progress=on_progress)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dspark_convert.conversion.engines import ENGINES, Engine, gravest, notes_of
-from dspark_convert.conversion.identity import display_name, repository_of, shown_name
+from dspark_convert.checkpoint.names import display_name, repository_of, shown_name
 from dspark_convert.conversion.inspection import published
-from dspark_convert.conversion.published import Published
+from dspark_convert.engines import ENGINES, Engine, gravest, notes_of
+from dspark_convert.engines.view import Published
 from dspark_convert.errors import Findings
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import read_draft_with_notes

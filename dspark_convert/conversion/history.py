@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from dspark_convert.checkpoint.files import read_limited
 from dspark_convert.conversion.keys import LEFT_OUT
-from dspark_convert.errors import CheckpointError, DraftError, Findings
+from dspark_convert.conversion.manifest import MANIFEST_FILE, read_manifest
+from dspark_convert.errors import DraftError, Findings
 from dspark_convert.formats.dialects import DIALECTS
 from dspark_convert.formats.overrides import assign_over_null
 from dspark_convert.formats.rules import Dialect, Document, KeyPath, holds, lookup
 from dspark_convert.formats.tensors import canonical_name
 from dspark_convert.schemas.plan import (
-    ConversionManifest,
     EarlierConversion,
     KeyStep,
     SourceIdentity,
 )
 
-MANIFEST_FILE = "dspark_conversion.json"
-
 UNUSABLE = "manifest-unusable"
 """The code of the note that a manifest is no evidence."""
-
-_MAX_MANIFEST_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -44,15 +36,6 @@ class Origin:
     """Keys of today that a conversion added on its own account; dotted."""
     filled: frozenset[str]
     """Tensors that a conversion took from the target; canonical names."""
-
-
-def read_manifest(folder: Path) -> ConversionManifest | None:
-    """The manifest in a folder; None when there is none that can be understood."""
-    try:
-        document = json.loads(read_limited(folder / MANIFEST_FILE, limit=_MAX_MANIFEST_BYTES))
-        return ConversionManifest.model_validate(document)
-    except (CheckpointError, ValidationError, ValueError, RecursionError):
-        return None
 
 
 def read_history(

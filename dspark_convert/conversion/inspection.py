@@ -6,10 +6,10 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from dspark_convert.conversion.engines import engine_notes
-from dspark_convert.conversion.identity import display_name
-from dspark_convert.conversion.published import Published
+from dspark_convert.checkpoint.names import display_name
 from dspark_convert.conversion.speculators_weights import warn_overwritten
+from dspark_convert.engines import engine_notes
+from dspark_convert.engines.view import Published
 from dspark_convert.errors import Findings
 from dspark_convert.formats.deepseek_v4 import holds_stages, read_bundled
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides

@@ -11,8 +11,8 @@ from typing import Any
 from dspark_convert.errors import Findings
 from dspark_convert.formats.detect import CONFIG
 from dspark_convert.formats.dialects import DENSE
-from dspark_convert.formats.neutral import render_dense
 from dspark_convert.formats.overrides import overridden_paths
+from dspark_convert.formats.parse import render_dense
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.rules import (
     Dialect,

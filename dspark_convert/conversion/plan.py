@@ -7,18 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dspark_convert.checkpoint.names import shown_name
 from dspark_convert.checkpoint.side_files import SideFile, side_files
-from dspark_convert.conversion.engines import engine_notes
 from dspark_convert.conversion.expand import expand_pieces, expanded_config, explain_keys
-from dspark_convert.conversion.history import (
-    MANIFEST_FILE,
-    changed_tensors,
-    raise_errors,
-    read_history,
-)
-from dspark_convert.conversion.identity import identify, shown_name
+from dspark_convert.conversion.history import changed_tensors, raise_errors, read_history
+from dspark_convert.conversion.identity import identify
 from dspark_convert.conversion.keys import ConvertedKeys, convert_keys, dense_rendering
-from dspark_convert.conversion.published import Published
+from dspark_convert.conversion.manifest import MANIFEST_FILE
 from dspark_convert.conversion.speculators import (
     find_speculators_origin,
     find_verifier,
@@ -41,6 +36,8 @@ from dspark_convert.conversion.weights import (
     plan_pieces,
     tensor_steps,
 )
+from dspark_convert.engines import engine_notes
+from dspark_convert.engines.view import Published
 from dspark_convert.errors import DraftError, Findings
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, read_draft_with_notes

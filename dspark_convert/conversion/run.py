@@ -13,14 +13,13 @@ from typing import Any
 from dspark_convert import __version__
 from dspark_convert.checkpoint.files import open_regular, read_limited, read_range
 from dspark_convert.checkpoint.folder import StoredTensor, open_checkpoint
+from dspark_convert.checkpoint.names import shown_name
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES, SideFile
 from dspark_convert.checkpoint.staging import staged_folder
 from dspark_convert.checkpoint.transfer import copy_range, ranges_equal, write_at
 from dspark_convert.conversion.assembled import Assembled
-from dspark_convert.conversion.history import MANIFEST_FILE, read_manifest
-from dspark_convert.conversion.identity import shown_name
+from dspark_convert.conversion.manifest import MANIFEST_FILE, read_manifest, validate_file
 from dspark_convert.conversion.plan import Conversion
-from dspark_convert.conversion.publishable import judge_file
 from dspark_convert.conversion.weights import INDEX_FILE, OutputWeights, Piece
 from dspark_convert.errors import Finding, Findings, OutputError
 from dspark_convert.schemas.plan import ConversionManifest, OutputFile
@@ -94,7 +93,7 @@ def is_our_output(folder: Path) -> bool:
         return False
     findings = Findings()
     for file in manifest.files:
-        judge_file(folder, file.model_copy(update={"name": present[file.name]}), findings)
+        validate_file(folder, file.model_copy(update={"name": present[file.name]}), findings)
     return not findings.of("error")
 
 

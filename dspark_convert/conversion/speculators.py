@@ -15,20 +15,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dspark_convert.conversion.history import (
-    MANIFEST_FILE,
-    UNUSABLE,
-    Origin,
-    find_origin,
-    raise_errors,
-)
-from dspark_convert.conversion.identity import identify, shown_name
+from dspark_convert.checkpoint.names import shown_name
+from dspark_convert.conversion.history import UNUSABLE, Origin, find_origin, raise_errors
+from dspark_convert.conversion.identity import identify
 from dspark_convert.conversion.keys import LEFT_OUT, Rendering
+from dspark_convert.conversion.manifest import MANIFEST_FILE
 from dspark_convert.errors import Finding, Findings, UsageError
 from dspark_convert.formats.detect import CONFIG
 from dspark_convert.formats.dialects import SPECULATORS
-from dspark_convert.formats.neutral import parse_config, render
 from dspark_convert.formats.overrides import Overrides, apply_overrides
+from dspark_convert.formats.parse import parse_config, render
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.rules import (
     Document,

@@ -11,10 +11,10 @@ from dataclasses import replace
 from dspark_convert.checkpoint.files import open_regular
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.transfer import ranges_equal
-from dspark_convert.conversion.engines import WRITTEN_FOR, Engine, notes_of
 from dspark_convert.conversion.keys import ConvertedKeys
-from dspark_convert.conversion.published import Published
 from dspark_convert.conversion.weights import Piece
+from dspark_convert.engines import WRITTEN_FOR, Engine, notes_of
+from dspark_convert.engines.view import Published
 from dspark_convert.errors import Finding, Findings, UsageError
 from dspark_convert.formats.rules import assign, dotted, lookup
 from dspark_convert.formats.target import TargetWeights

@@ -18,12 +18,12 @@ from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.errors import CheckpointError, DraftError, DSparkError, Findings
 from dspark_convert.formats.detect import CONFIG, Detection, detect
 from dspark_convert.formats.dialects import LAYER_IDS, PLAIN_LAYER_IDS, SPECULATORS
-from dspark_convert.formats.judge import judge_config
-from dspark_convert.formats.neutral import ParsedConfig, parse_config
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides, apply_overrides
+from dspark_convert.formats.parse import ParsedConfig, parse_config
 from dspark_convert.formats.rules import Dialect, Document, Place
-from dspark_convert.formats.structure import judge_structure
 from dspark_convert.formats.tensors import NamedTensors, name_tensors
+from dspark_convert.formats.validate_config import judge_config
+from dspark_convert.formats.validate_tensors import judge_structure
 from dspark_convert.formats.vocabulary import Ids, VocabularyTable, judge_vocabulary
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.source import DenseConfig, SpeculatorsConfig

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from dspark_convert import __version__
 from dspark_convert.cli.convert import app
-from dspark_convert.schemas.published import PUBLISHED, schema_text
+from dspark_convert.schemas.catalog import PUBLISHED, schema_text
 from fixtures.broken.edits import cut, put, write
 from tests.conftest import COMMAND
 

@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from dspark_convert.cli.convert import EngineOption
-from dspark_convert.conversion.engines import WRITTEN_FOR
 from dspark_convert.conversion.spelling import REFERENCE
-from dspark_convert.schemas.published import schema_text
+from dspark_convert.engines import WRITTEN_FOR
+from dspark_convert.schemas.catalog import schema_text
 from fixtures.deepseek_v4 import target, write_target
 
 REDUCED, GATED = "spec_vanilla_reduced_anchor_bf16", "spec_gated_reduced_1plusN_bf16"

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dspark_convert.schemas.published import schema_of
+from dspark_convert.schemas.catalog import schema_of
 
 DENSE, REDUCED = "dense_vanilla_bf16", "spec_vanilla_reduced_anchor_bf16"
 

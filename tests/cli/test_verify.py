@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from dspark_convert.cli.verify import app
-from dspark_convert.schemas.published import schema_of
+from dspark_convert.schemas.catalog import schema_of
 from tests.conftest import ROOT, Outcome
 
 pytest.importorskip("torch")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from dspark_convert.formats.neutral import render
+from dspark_convert.formats.parse import render
 from dspark_convert.formats.rules import Dialect
 from dspark_convert.formats.tensors import VOCABULARY_TABLE, expected_tensors
 from dspark_convert.schemas.draft import DraftConfig, Layout

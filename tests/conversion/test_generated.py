@@ -19,11 +19,11 @@ from dspark_convert.conversion.speculators import judge_expressible
 from dspark_convert.errors import DraftError, Findings
 from dspark_convert.formats.detect import detect
 from dspark_convert.formats.dialects import DENSE, DIALECTS, SPECFORGE, SPECULATORS
-from dspark_convert.formats.judge import judge_config
-from dspark_convert.formats.neutral import parse_config, render
 from dspark_convert.formats.overrides import Overrides
+from dspark_convert.formats.parse import parse_config, render
 from dspark_convert.formats.read import read_draft
 from dspark_convert.formats.rules import Dialect
+from dspark_convert.formats.validate_config import judge_config
 from dspark_convert.schemas.draft import DraftConfig
 
 from .generated import configs, store, tensors_of_config

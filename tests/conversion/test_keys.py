@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.errors import Findings
 from dspark_convert.formats.dialects import DENSE as DENSE_DIALECT
-from dspark_convert.formats.neutral import parse_config
 from dspark_convert.formats.overrides import Overrides
+from dspark_convert.formats.parse import parse_config
 from dspark_convert.schemas.draft import Layout
 from dspark_convert.schemas.plan import ConversionPlan, KeyStep
 from fixtures.broken.drafts import read_draft, write_draft, write_json

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dspark_convert.conversion.history import MANIFEST_FILE
+from dspark_convert.conversion.manifest import MANIFEST_FILE
 from dspark_convert.conversion.plan import plan_to_dense, plan_to_speculators
 from dspark_convert.conversion.run import run_conversion
 from dspark_convert.formats.overrides import Overrides

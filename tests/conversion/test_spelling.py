@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from dspark_convert.conversion.engines import WRITTEN_FOR
 from dspark_convert.conversion.inspection import inspect_draft
 from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
+from dspark_convert.engines import WRITTEN_FOR
 from dspark_convert.errors import DraftError, UsageError
 from fixtures.broken.drafts import Draft
 from fixtures.broken.edits import Edit, drop, put, store_target_weights

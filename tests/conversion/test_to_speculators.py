@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dspark_convert.conversion.history import MANIFEST_FILE
+from dspark_convert.conversion.manifest import MANIFEST_FILE
 from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
 from dspark_convert.errors import CheckpointError, DraftError, UsageError

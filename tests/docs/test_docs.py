@@ -17,8 +17,8 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from dspark_convert.cli import convert, verify
+from dspark_convert.schemas.catalog import schema_of
 from dspark_convert.schemas.gate import GateFile
-from dspark_convert.schemas.published import schema_of
 from tests.conftest import ROOT, Outcome
 from tests.hub.conftest import hub, hub_process
 from tests.hub.server import HubServer

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dspark_convert.conversion.engines import CLAIMS, Claim
+from dspark_convert.engines import CLAIMS, Claim
 
 from .lift import engine_root
 

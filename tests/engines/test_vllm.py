@@ -22,7 +22,7 @@ from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
 from dspark_convert.schemas.draft import Layout
 from fixtures.broken.edits import Edit, cut, drop, prefix_all, put, rename, zeros
-from tests.conversion.written_for import VARIANTS, refused
+from tests.engines.written_for import VARIANTS, refused
 
 from .lift import Quiet, engine_root, lift
 from .toys import Plain, add_backbone, confidence_head, refusal, unfilled, weights_of

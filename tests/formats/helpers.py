@@ -9,7 +9,7 @@ from typing import Any
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.errors import Findings
 from dspark_convert.formats.detect import detect
-from dspark_convert.formats.neutral import ParsedConfig, parse_config
+from dspark_convert.formats.parse import ParsedConfig, parse_config
 from dspark_convert.formats.tensors import expected_tensors
 from dspark_convert.schemas.draft import DraftConfig, Layout
 from fixtures.broken.drafts import read_draft

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_convert.conversion.engine_report import report_engines
-from dspark_convert.conversion.front_matter import split_card, with_front_matter
-from dspark_convert.conversion.history import read_manifest
-from dspark_convert.conversion.model_card import BEGIN, END, update_card
+from dspark_convert.conversion.manifest import read_manifest
 from dspark_convert.errors import DraftError
+from dspark_convert.hub.front_matter import split_card, with_front_matter
+from dspark_convert.hub.model_card import BEGIN, END, update_card
 from dspark_convert.schemas.plan import ConversionManifest
 
 SOURCE = "spec_vanilla_reduced_anchor_bf16/checkpoint"

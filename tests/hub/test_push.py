@@ -16,7 +16,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from dspark_convert.schemas.published import schema_text
+from dspark_convert.schemas.catalog import schema_text
 from tests.hub.server import Fault, HubServer, Repo
 from tests.hub.sources import COMMIT
 

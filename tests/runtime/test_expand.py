@@ -14,7 +14,7 @@ from torch import Tensor
 from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
 from dspark_convert.errors import DraftError
-from dspark_convert.formats.neutral import render_dense
+from dspark_convert.formats.parse import render_dense
 from dspark_convert.runtime.load import load_draft
 from dspark_convert.schemas.draft import DraftConfig
 

@@ -16,8 +16,8 @@ from benchmarks import decode_fast as decode_fast_benchmark
 from dspark_convert.runtime.attention import compute_visibility
 from dspark_convert.runtime.decode import decode
 from dspark_convert.runtime.fast import decode_fast, layers
-from dspark_convert.runtime.fast.engine import Engine
 from dspark_convert.runtime.fast.layers import LayerCache, see_block, see_causally
+from dspark_convert.runtime.fast.rounds import Engine
 from dspark_convert.runtime.fast.sampling import NarrowChoice, verify_narrow
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult
 from dspark_convert.runtime.rejection import Uniforms, compute_residual, verify_sampled

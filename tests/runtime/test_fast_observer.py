@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from dspark_convert.checks.lossless import check_sampling
+from dspark_convert.checks.observer import RunObserver
 from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.decode import decode
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.fast import decode_fast
-from dspark_convert.runtime.fast.engine import Engine
+from dspark_convert.runtime.fast.rounds import Engine
 from dspark_convert.runtime.propose import run_chain
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation
 from dspark_convert.runtime.sampling import compute_probabilities
 from dspark_convert.schemas.report import LosslessSamplingNumbers
-from dspark_convert.verification.lossless import check_sampling
-from dspark_convert.verification.observe import RunObserver
 
 from .helpers import (
     bigram_pair,

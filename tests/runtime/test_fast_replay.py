@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import replay_rate
+from dspark_convert.diagnosis.readings import reread
 from dspark_convert.errors import DialectError
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.fast.replay import FastSteps, choose_steps, why_plain
@@ -21,7 +22,6 @@ from dspark_convert.runtime.replay import (
     score_blocks,
 )
 from dspark_convert.runtime.replay_steps import ReplaySteps
-from dspark_convert.verification.readings import reread
 from tests.runtime.helpers import make_config, make_draft
 
 on_gpu = [

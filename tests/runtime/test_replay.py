@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dspark_convert.diagnosis.readings import reread
 from dspark_convert.errors import DraftError
 from dspark_convert.formats.tensors import EMBEDDING
 from dspark_convert.runtime.attention import ContextKV
@@ -24,7 +25,6 @@ from dspark_convert.runtime.replay import (
 from dspark_convert.runtime.replay_steps import ReplaySteps
 from dspark_convert.runtime.sampling import scale_logits
 from dspark_convert.schemas.draft import Layout
-from dspark_convert.verification.readings import reread
 from tests.runtime.helpers import VARIANTS, golden_draft, make_config, make_draft
 
 PROMPT, LENGTH = 5, 17

@@ -17,9 +17,9 @@ from dspark_convert.errors import DialectError, Finding
 from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.decode import check_pair, check_prompts
 from dspark_convert.runtime.draft import DraftModel
-from dspark_convert.runtime.fast.engine import Engine, PendingRound
 from dspark_convert.runtime.fast.models import why_unsupported
 from dspark_convert.runtime.fast.observing import describe_round
+from dspark_convert.runtime.fast.rounds import Engine, PendingRound
 from dspark_convert.runtime.progress import Outcome, Row
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observer
 from dspark_convert.runtime.target import Target

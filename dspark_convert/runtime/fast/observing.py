@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dspark_convert.runtime.drafting import require_finite
-from dspark_convert.runtime.fast.engine import Engine, RoundOutput
+from dspark_convert.runtime.fast.rounds import Engine, RoundOutput
 from dspark_convert.runtime.progress import Row
 from dspark_convert.runtime.records import Observation
 from dspark_convert.runtime.sampling import compute_probabilities, one_hot, scale_logits

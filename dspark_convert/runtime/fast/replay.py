@@ -21,7 +21,8 @@ from dspark_convert.runtime.replay_steps import Reductions, ReplaySteps, Results
 from dspark_convert.schemas.draft import DraftConfig, LayerType
 
 try:
-    from dspark_convert.runtime.fast import kernels, replay_kernels
+    from dspark_convert.runtime.fast import decode_kernels as kernels
+    from dspark_convert.runtime.fast import replay_kernels
 except ImportError:  # Triton comes with PyTorch for CUDA on Linux only
     kernels = replay_kernels = None  # type: ignore[assignment]
 

@@ -18,7 +18,7 @@ from dspark_convert.runtime.fast import layers
 from dspark_convert.runtime.fast.layers import LayerCache
 
 try:
-    from dspark_convert.runtime.fast import kernels
+    from dspark_convert.runtime.fast import decode_kernels as kernels
 except ImportError:  # Triton comes with PyTorch for CUDA on Linux only
     kernels = None  # type: ignore[assignment]
 

@@ -1,0 +1,30 @@
+"""What a checkpoint and its files are called, on disk and in documents that travel."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_HUB_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def repository_of(folder: Path) -> tuple[str, str | None]:
+    """Repository and commit of a snapshot of the Hub cache; else the folder's name and None."""
+    real = folder.resolve()
+    match = _HUB_FOLDER.fullmatch(real.parent.parent.name)
+    if match and real.parent.name == "snapshots" and _COMMIT.fullmatch(real.name):
+        return f"{match['owner']}/{match['name']}", real.name
+    return real.name, None
+
+
+def display_name(folder: Path) -> str:
+    """What a report calls a checkpoint: ``owner/name@commit``, or the folder's name."""
+    name, revision = repository_of(folder)
+    return shown_name(name if revision is None else f"{name}@{revision}")
+
+
+def shown_name(name: str) -> str:
+    """A file name as documents hold it: bytes that are not UTF-8 become escapes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -1,0 +1,123 @@
+"""How far the confidence head can be believed, from the rounds of a decode run or a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark_convert.checks.acceptance import known_tokens, to_count
+from dspark_convert.replay.intervals import (
+    CALIBRATION_BINS,
+    Floats,
+    Ranking,
+    calibration_bin,
+    expected_calibration_error,
+    rank,
+)
+from dspark_convert.runtime.records import DecodeResult
+from dspark_convert.schemas.report import (
+    CheckResult,
+    ConfidenceAtPosition,
+    ConfidenceNumbers,
+    ReliabilityBin,
+    Verdict,
+)
+
+MIN_TOKENS = 100
+_NOISE = 2.0
+"""Standard errors that the AUC may lie below 0.5 by chance."""
+
+
+def check_confidence(results: Sequence[DecodeResult], num_tokens: int) -> CheckResult:
+    """The ``confidence`` check of a finished run with a confidence head."""
+    positions, scores, outcomes = [], [], []
+    for result in results:
+        for round_ in result.rounds:
+            for index in range(known_tokens(round_)):
+                assert round_.confidence is not None, "the draft has a confidence head"
+                positions.append(index + 1)
+                scores.append(round_.confidence[index])
+                outcomes.append(index < round_.accepted)
+    return judge_confidence(
+        np.array(positions, dtype=int),
+        np.array(scores, dtype=float),
+        np.array(outcomes, dtype=float),
+        np.ones(len(scores)),
+        num_tokens,
+    )
+
+
+def judge_confidence(
+    positions: npt.NDArray[np.int64],
+    scores: Floats,
+    accepted: Floats,
+    weights: Floats,
+    num_tokens: int,
+) -> CheckResult:
+    """The ``confidence`` check of drafted tokens, one entry each.
+
+    Args:
+        positions: k of each token, 1..N.
+        scores: the head's probability.
+        accepted: whether the token was accepted, or how probable that was.
+        weights: how many such tokens are expected; 1 for one that was decoded.
+        num_tokens: N.
+    """
+    ranking = rank(scores, accepted, weights)
+    numbers = ConfidenceNumbers(
+        tokens=to_count(weights.sum()),
+        accepted=to_count((weights * accepted).sum()),
+        expected_calibration_error=expected_calibration_error(scores, accepted, weights),
+        auc=ranking.auc if ranking else None,
+        auc_standard_error=ranking.standard_error if ranking else None,
+        by_position=tuple(
+            _at(position, *(x[positions == position] for x in (scores, accepted, weights)))
+            for position in range(1, num_tokens + 1)
+        ),
+        reliability=_reliability(scores, accepted, weights),
+    )
+    verdict, reason = _judge(numbers, ranking)
+    return CheckResult(id="confidence", verdict=verdict, reason=reason, numbers=numbers)
+
+
+def _at(position: int, scores: Floats, accepted: Floats, weights: Floats) -> ConfidenceAtPosition:
+    return ConfidenceAtPosition(position=position, **_means(scores, accepted, weights))
+
+
+def _reliability(scores: Floats, accepted: Floats, weights: Floats) -> tuple[ReliabilityBin, ...]:
+    bins = calibration_bin(scores)
+    return tuple(
+        ReliabilityBin(
+            low=index / CALIBRATION_BINS,
+            high=(index + 1) / CALIBRATION_BINS,
+            **_means(*(x[bins == index] for x in (scores, accepted, weights))),
+        )
+        for index in range(CALIBRATION_BINS)
+    )
+
+
+def _means(scores: Floats, accepted: Floats, weights: Floats) -> dict[str, Any]:
+    """The fields that a position and a bin share."""
+    tokens = weights.sum()
+    return {
+        "tokens": to_count(tokens),
+        "mean_confidence": float((scores * weights).sum() / tokens) if tokens else None,
+        "acceptance": float((accepted * weights).sum() / tokens) if tokens else None,
+    }
+
+
+def _judge(numbers: ConfidenceNumbers, ranking: Ranking | None) -> tuple[Verdict, str]:
+    if ranking is None:
+        return "inconclusive", f"all of {numbers.tokens:g} tokens had the same fate"
+    if numbers.tokens < MIN_TOKENS:
+        return "inconclusive", f"only {numbers.tokens:.0f} tokens; {MIN_TOKENS} are needed"
+    said = (
+        f"AUC {ranking.auc:.3f}, calibration error {numbers.expected_calibration_error:.3f} "
+        f"over {numbers.tokens:.0f} tokens"
+    )
+    if ranking.auc + _NOISE * ranking.standard_error < 0.5:
+        return "fail", f"{said}: rejected tokens look safer than accepted ones"
+    return "pass", said

@@ -1,0 +1,100 @@
+"""The decode run that several checks share, by one of the two decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from dspark_convert.checks.lossless import check_greedy, check_sampling
+from dspark_convert.checks.observer import RunObserver
+from dspark_convert.checks.options import EngineOption, Progress, VerifyOptions
+from dspark_convert.runtime import CausalTarget, DecodeOptions, DecodeResult, DraftModel, decode
+from dspark_convert.runtime.fast import decode_fast, why_unsupported
+from dspark_convert.schemas.report import CheckResult
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """The decoder of a run. ``reason``: why it is the plain one where that was not asked for."""
+
+    name: Literal["plain", "fast"]
+    reason: str | None = None
+
+
+def choose_engine(
+    asked: EngineOption, target: CausalTarget, draft: DraftModel, device: torch.device
+) -> EngineChoice:
+    """The decoder for a pair that runs on ``device``: "auto" is fast on a GPU where it can be."""
+    if asked != "auto":
+        return EngineChoice(asked)
+    if device.type != "cuda":
+        return EngineChoice("plain", f"the device is {device}")
+    reason = why_unsupported(target, draft)
+    return EngineChoice("fast" if reason is None else "plain", reason)
+
+
+class DecodeRun:
+    """All prompts decoded once, under an observer; the time of it belongs to no check.
+
+    Raises ``DialectError`` (``target-not-fast``) where the fast decoder was asked for and cannot
+    decode the pair, and what ``decode`` raises.
+    """
+
+    def __init__(
+        self,
+        options: VerifyOptions,
+        target: CausalTarget,
+        draft: DraftModel,
+        token_ids: list[list[int]],
+        on_progress: Progress,
+    ) -> None:
+        self.target, self.draft, self.token_ids = target, draft, token_ids
+        self.engine = choose_engine(options.engine, target, draft, draft.device)
+        stop = options.stop_token_ids
+        stop = target.stop_token_ids if stop is None else stop
+        self.options = replace(options.decode, stop_token_ids=stop)
+        self.num_tokens = self.options.num_speculative_tokens or draft.config.num_speculative_tokens
+        self.settings = options.acceptance_settings(self.num_tokens)
+        self.seed, self.batch_size = options.seed, options.batch_size
+        self.on_progress = on_progress
+        self.observer = RunObserver(draft, target.vocab_size, options.seed)
+        self.results = self._decode(self.options, self.observer, "decoding")
+
+    def check_greedy(self, names: Sequence[str]) -> CheckResult:
+        """Compare with the plain loop, at temperature 0 whatever the run's temperature."""
+        options, results = self.options, self.results
+        if not options.sampling.greedy:
+            options = replace(options, temperature=0.0)
+            results = self._decode(options, None, "decoding greedily")
+        return check_greedy(self.target, self.token_ids, names, results, options)
+
+    def check_sampling(self) -> CheckResult:
+        """Judge what the observer saw."""
+        return check_sampling(self.observer, self.options.temperature)
+
+    def _decode(
+        self, options: DecodeOptions, observer: RunObserver | None, what: str
+    ) -> tuple[DecodeResult, ...]:
+        generator = torch.Generator(self.draft.device).manual_seed(self.seed)
+        if self.engine.name == "fast":
+            return decode_fast(
+                self.target,
+                self.draft,
+                self.token_ids,
+                options,
+                generator=generator,
+                rows=self.batch_size,
+                observer=observer,
+                on_finished=lambda done: self.on_progress(what, done, len(self.token_ids)),
+            )
+        results: list[DecodeResult] = []
+        for start in range(0, len(self.token_ids), self.batch_size):
+            batch = self.token_ids[start : start + self.batch_size]
+            results += decode(
+                self.target, self.draft, batch, options, generator=generator, observer=observer
+            )
+            self.on_progress(what, len(results), len(self.token_ids))
+        return tuple(results)

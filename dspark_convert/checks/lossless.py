@@ -1,0 +1,142 @@
+"""Is speculative output the target's own: token by token when greedy, in law when sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from dspark_convert.checks.observer import RunObserver
+from dspark_convert.replay.intervals import chi_square_of_uniform
+from dspark_convert.runtime.decode import decode_plain
+from dspark_convert.runtime.records import DecodeOptions, DecodeResult
+from dspark_convert.runtime.target import Target
+from dspark_convert.schemas.report import (
+    CheckResult,
+    GreedyDifference,
+    LosslessGreedyNumbers,
+    LosslessSamplingNumbers,
+    Verdict,
+)
+
+TIE_ULP = 8.0
+"""A gap of this many ULP between two logits is below what batching changes in their last bits."""
+
+MAX_LAW_ERROR = 1e-9
+SIGNIFICANCE = 1e-6
+CHI_SQUARE_BINS = 20
+MIN_DRAWS = 10 * CHI_SQUARE_BINS
+
+
+def check_greedy(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    prompt_ids: Sequence[str],
+    results: Sequence[DecodeResult],
+    options: DecodeOptions,
+) -> CheckResult:
+    """The ``lossless-greedy`` check of a finished greedy run."""
+    differences, tokens = [], 0
+    for prompt, prompt_id, result in zip(prompts, prompt_ids, results, strict=True):
+        plain = decode_plain(target, prompt, options)
+        tokens += len(plain)
+        if plain != result.token_ids:
+            difference = _first_difference(target, prompt, prompt_id, result.token_ids, plain)
+            differences.append(difference)
+    numbers = LosslessGreedyNumbers(
+        prompts=len(prompts),
+        tokens=tokens,
+        identical=len(prompts) - len(differences),
+        tie_ulp=TIE_ULP,
+        differences=tuple(differences),
+    )
+    verdict, reason = _judge_greedy(numbers)
+    return CheckResult(id="lossless-greedy", verdict=verdict, reason=reason, numbers=numbers)
+
+
+def check_sampling(observer: RunObserver, temperature: float) -> CheckResult:
+    """The ``lossless-sampling`` check of a finished run at a temperature above 0."""
+    values = observer.uniform_values.numpy()
+    statistic = chi_square_of_uniform(values, CHI_SQUARE_BINS) if len(values) else None
+    numbers = LosslessSamplingNumbers(
+        temperature=temperature,
+        positions=observer.positions,
+        max_law_error=observer.max_law_error,
+        tokens=len(values),
+        impossible=observer.impossible,
+        chi_square=statistic,
+        degrees_of_freedom=CHI_SQUARE_BINS - 1,
+        p_value=None if statistic is None else chi_square_tail(statistic, CHI_SQUARE_BINS - 1),
+        significance=SIGNIFICANCE,
+    )
+    verdict, reason = _judge_sampling(numbers)
+    return CheckResult(id="lossless-sampling", verdict=verdict, reason=reason, numbers=numbers)
+
+
+def chi_square_tail(statistic: float, degrees: int) -> float:
+    """Probability that a chi-square variable exceeds ``statistic``: Q(degrees/2, statistic/2)."""
+    halves = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(halves[0], halves[1]))
+
+
+def ulp(value: float, dtype: torch.dtype) -> float:
+    """The distance from ``value`` to the next number of ``dtype``."""
+    exponent = math.floor(math.log2(abs(value))) if value else 0
+    return float(torch.finfo(dtype).eps * 2.0**exponent)
+
+
+def _first_difference(
+    target: Target,
+    prompt: Sequence[int],
+    prompt_id: str,
+    speculative: Sequence[int],
+    plain: Sequence[int],
+) -> GreedyDifference:
+    pairs = zip(speculative, plain, strict=False)
+    shorter = min(len(speculative), len(plain))
+    position = next((i for i, (one, other) in enumerate(pairs) if one != other), shorter - 1)
+    read = [*prompt, *plain[:position]]
+    tokens = torch.tensor([read], device=target.device)
+    logits = target.start(()).prefill(tokens, [len(read)]).logits[0, -1]
+    first, second = logits.float().topk(2).values.tolist()
+    gap_in_ulp = (first - second) / ulp(first, logits.dtype)
+    return GreedyDifference(
+        prompt=prompt_id,
+        position=position,
+        speculative_token_id=speculative[position],
+        plain_token_id=plain[position],
+        top2_gap=first - second,
+        gap_in_ulp=gap_in_ulp,
+        tie=gap_in_ulp <= TIE_ULP and speculative[position] != plain[position],
+    )
+
+
+def _judge_greedy(numbers: LosslessGreedyNumbers) -> tuple[Verdict, str]:
+    real = [difference for difference in numbers.differences if not difference.tie]
+    if real:
+        first = real[0]
+        return "fail", (
+            f"prompt {first.prompt} differs at new token {first.position}, where the target "
+            f"decides by {first.gap_in_ulp:.0f} ULP"
+        )
+    if not numbers.tokens:
+        return "inconclusive", "no token was decoded"
+    ties = len(numbers.differences)
+    said = f"{numbers.identical} of {numbers.prompts} prompts identical, {numbers.tokens} tokens"
+    return "pass", f"{said}; {ties} part at ties" if ties else said
+
+
+def _judge_sampling(numbers: LosslessSamplingNumbers) -> tuple[Verdict, str]:
+    if numbers.max_law_error is not None and numbers.max_law_error > MAX_LAW_ERROR:
+        return "fail", f"the law of a committed token is off by {numbers.max_law_error:.1e}"
+    if numbers.impossible:
+        return "fail", f"{numbers.impossible} of {numbers.tokens} draws had no probability"
+    if numbers.p_value is not None and numbers.p_value < SIGNIFICANCE:
+        return "fail", f"tokens do not follow p and q: chi-square p = {numbers.p_value:.1e}"
+    if numbers.p_value is None or numbers.tokens < MIN_DRAWS or not numbers.positions:
+        return "inconclusive", f"{numbers.tokens} draws; the test wants {MIN_DRAWS}"
+    return "pass", (
+        f"law off by at most {numbers.max_law_error:.1e} at {numbers.positions} positions; "
+        f"chi-square p = {numbers.p_value:.3f} over {numbers.tokens} draws"
+    )

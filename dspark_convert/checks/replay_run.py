@@ -1,0 +1,288 @@
+"""The checks of a replayed trace: acceptance and confidence from expected counts.
+
+Shapes: M anchors of a text, N drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dspark_convert.checks.acceptance import (
+    AcceptanceSettings,
+    Tally,
+    judge_acceptance,
+    to_count,
+)
+from dspark_convert.checks.confidence import judge_confidence
+from dspark_convert.checks.worst import Marks, mark_replayed
+from dspark_convert.errors import Finding, UsageError
+from dspark_convert.formats.read import read_draft_with_notes
+from dspark_convert.formats.target import find_target_weights
+from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
+from dspark_convert.replay.expectation import Expectation, Floats, at_most, confident
+from dspark_convert.replay.intervals import ratio_interval95
+from dspark_convert.replay.replay import (
+    Replay,
+    ReplayOptions,
+    measure_agreement,
+    replay_sequence,
+)
+from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.drafting import count_tokens
+from dspark_convert.runtime.load import load_draft
+from dspark_convert.runtime.records import DecodeOptions
+from dspark_convert.schemas.report import (
+    AgreementNumbers,
+    CheckResult,
+    PromptExpectation,
+    PromptRounds,
+    ThresholdLength,
+)
+from dspark_convert.schemas.trace import TraceHeader
+from dspark_convert.traces.trace import Trace, require_draft, require_target
+
+THRESHOLDS: Floats = np.arange(1, 10) / 10
+"""Confidence thresholds whose accepted length is reported."""
+
+Progress = Callable[[str, int, int], None]
+
+
+def follow_trace(
+    header: TraceHeader, decode: DecodeOptions, stated: Collection[str]
+) -> DecodeOptions:
+    """Options with limit, stop tokens and sampling of the trace.
+
+    ``stated`` are the fields of ``decode`` that the user gave; raises ``UsageError``
+    (``trace-option-conflict``) when one of them is not what the trace was recorded with.
+    """
+    sampling = header.sampling
+    followed = replace(
+        decode,
+        max_new_tokens=header.max_new_tokens,
+        stop_token_ids=frozenset(header.stop_token_ids),
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+    )
+    for name in sorted(stated):
+        asked, recorded = getattr(decode, name), getattr(followed, name)
+        if asked != recorded:
+            raise UsageError(
+                Finding(
+                    code="trace-option-conflict",
+                    message="the trace was recorded with another value of this option",
+                    key=name,
+                    expected=_text(recorded),
+                    found=_text(asked),
+                    hint="leave the option out, or record a trace with this value",
+                )
+            )
+    return followed
+
+
+def load_replayed_draft(
+    path: Path,
+    trace: Trace,
+    *,
+    target: Path | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> DraftModel:
+    """The draft that a trace is to judge.
+
+    What it borrows from its target comes from the folder ``target``, else from the trace.
+
+    Raises:
+        TraceError: ``trace-other-target`` (of the folder), and what ``require_draft`` raises.
+        CheckpointError, DialectError, DraftError: see ``load_draft``.
+    """
+    if target is not None:
+        require_target(trace, find_target_weights(target))
+    source, _ = read_draft_with_notes(path)
+    require_draft(trace, source.config)
+    config = source.config
+    rows = {EMBEDDING: config.vocab_size, LM_HEAD: config.draft_vocab_size}
+    # Rows of another shape are no stand-ins: loading then says what is missing.
+    stand_ins = {
+        name: tensor
+        for name, tensor in trace.stand_ins().items()
+        if tensor.shape == (rows[name], config.hidden_size)
+    }
+    return load_draft(path, device=device, dtype=dtype, target=target, stand_ins=stand_ins)
+
+
+class ReplayRun:
+    """All texts of a trace, put through a draft; a text is summed up before the next is read."""
+
+    def __init__(
+        self,
+        draft: DraftModel,
+        trace: Trace,
+        options: ReplayOptions,
+        *,
+        on_progress: Progress = lambda *news: None,
+    ) -> None:
+        self.decode = options.decode
+        self.num_tokens = count_tokens(draft, self.decode)
+        self.texts: list[_Text] = []
+        self.marks: list[Marks] = []
+        for sequence in trace:
+            replay = replay_sequence(draft, sequence, options)
+            self.texts.append(_sum_up(replay, self.decode))
+            generated = sequence.token_ids[sequence.first_generated :].tolist()
+            self.marks.append(mark_replayed(replay.id, generated, replay.expectation))
+            on_progress("replaying", len(self.texts), len(trace))
+
+    def check_acceptance(self, settings: AcceptanceSettings) -> CheckResult:
+        """The ``acceptance`` check; its interval is over texts."""
+        tally = self.tally()
+        trials = tally.trials.sum()
+        outside = sum(text.outside for text in self.texts)
+        cut = self.decode.confidence_threshold is not None
+        rounds = float(tally.rounds.sum())
+        return judge_acceptance(
+            tally,
+            settings,
+            method="replayed",
+            drafted=None if cut else to_count(self.num_tokens * rounds),
+            accepted_length_by_num_speculative_tokens=tuple(
+                _pool([text.by_num_tokens for text in self.texts])
+            ),
+            accepted_length_by_confidence_threshold=self._by_threshold(),
+            mass_outside_draft_vocabulary=float(outside / trials) if trials else None,
+            prompts=tuple(text.outcome for text in self.texts),
+        )
+
+    def check_confidence(self) -> CheckResult:
+        """The ``confidence`` check of a draft with a confidence head."""
+        tokens = np.concatenate([text.tokens for text in self.texts])
+        positions, scores, accepted, weights = tokens.T
+        return judge_confidence(positions.astype(int), scores, accepted, weights, self.num_tokens)
+
+    def tally(self) -> Tally:
+        """Expected counts of every text."""
+        return Tally(
+            rounds=np.array([text.rounds for text in self.texts]),
+            committed=np.array([text.committed for text in self.texts]),
+            trials=np.stack([text.trials for text in self.texts]),
+            successes=np.stack([text.successes for text in self.texts]),
+        )
+
+    def _by_threshold(self) -> tuple[ThresholdLength, ...] | None:
+        counts = [text.by_threshold for text in self.texts if text.by_threshold is not None]
+        if not counts:
+            return None
+        return tuple(
+            ThresholdLength(confidence_threshold=float(threshold), accepted_length=length)
+            for threshold, length in zip(THRESHOLDS, _pool(counts), strict=True)
+            if length is not None
+        )
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What is kept of one text: expected counts, and each drafted token that may be verified."""
+
+    rounds: float
+    committed: float
+    trials: Floats
+    successes: Floats
+    outside: float
+    by_num_tokens: Floats
+    """[N, 2]: committed tokens and rounds of a draft of n tokens."""
+    by_threshold: Floats | None
+    """[thresholds, 2], the same."""
+    tokens: Floats
+    """[tokens, 4]: position, confidence, probability of acceptance, expected number."""
+    outcome: PromptRounds | PromptExpectation
+
+
+def check_agreement(
+    draft: DraftModel, trace: Trace, options: ReplayOptions, *, seed: int, on_progress: Progress
+) -> CheckResult:
+    """What may be said of texts that the target did not write, in place of ``acceptance``."""
+    if not trace.header.has_argmax:
+        return CheckResult(
+            id="acceptance",
+            verdict="inconclusive",
+            reason="the target did not write the texts, and the trace does not hold its choices",
+            numbers=None,
+        )
+    counts: list[tuple[Floats, Floats]] = []
+    for sequence in trace:
+        counts.append(measure_agreement(draft, sequence, options))
+        on_progress("comparing", len(counts), len(trace))
+    agreed, anchors = (np.stack(column) for column in zip(*counts, strict=True))
+    shares = _pool([np.stack(pair, -1) for pair in counts])
+    return CheckResult(
+        id="acceptance",
+        verdict="inconclusive",
+        reason="the target did not write the texts, so acceptance is not known; the first drafted "
+        f"token is the target's choice after {_share(shares[0])} of the anchors",
+        numbers=AgreementNumbers(
+            texts=len(trace),
+            anchors=int(anchors[:, 0].sum()),
+            agreement_by_position=tuple(shares),
+            agreement_interval95=tuple(
+                ratio_interval95(agreed[:, k], anchors[:, k], seed) for k in range(len(shares))
+            ),
+        ),
+    )
+
+
+def _sum_up(replay: Replay, decode: DecodeOptions) -> _Text:
+    expectation = replay.expectation
+    trials, successes = expectation.trials, expectation.successes
+    rounds, committed = float(expectation.rounds), float(expectation.committed)
+    by_threshold = None
+    if replay.confidence is not None and decode.confidence_threshold is None:
+        cut = confident(expectation.proposed, replay.confidence, THRESHOLDS)
+        by_threshold = _lengths(replace(expectation, proposed=cut))
+    certain = expectation.certain_rounds()
+    return _Text(
+        rounds=rounds,
+        committed=committed,
+        trials=trials.sum(0),
+        successes=successes.sum(0),
+        outside=float(trials[~replay.draftable].sum()),
+        by_num_tokens=_lengths(replace(expectation, proposed=at_most(expectation.proposed))),
+        by_threshold=by_threshold,
+        tokens=_list_tokens(replay, trials),
+        outcome=PromptExpectation(id=replay.id, rounds=rounds, committed=committed)
+        if certain is None
+        else PromptRounds(id=replay.id, accepted_per_round=tuple(k for _, k in certain)),
+    )
+
+
+def _list_tokens(replay: Replay, trials: Floats) -> Floats:
+    if replay.confidence is None:
+        return np.empty((0, 4))
+    anchors, tokens = trials.nonzero()
+    values = (replay.confidence, replay.expectation.acceptance, trials)
+    return np.stack((tokens + 1.0, *(value[anchors, tokens] for value in values)), -1)
+
+
+def _lengths(expectation: Expectation) -> Floats:
+    """Committed tokens and rounds [variants, 2]."""
+    return np.stack((expectation.committed, expectation.rounds), -1)
+
+
+def _pool(counts: list[Floats]) -> list[float | None]:
+    """Ratios of the sums over texts of counts [..., 2], None where there is nothing."""
+    total = np.sum(counts, 0)
+    return [float(top / bottom) if bottom else None for top, bottom in total]
+
+
+def _share(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1%}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, frozenset):
+        return ",".join(map(str, sorted(value))) or "none"
+    return str(value)

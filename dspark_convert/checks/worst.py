@@ -1,0 +1,107 @@
+"""The texts on which a draft did worst, token by token: what was accepted, what was not.
+
+Shapes: M anchors, N drafted tokens, G tokens of the output, the one from the prefill first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark_convert.checks.example import decode_runs
+from dspark_convert.replay.expectation import Expectation, Floats
+from dspark_convert.runtime.records import DecodeResult
+from dspark_convert.schemas.report import MarkedSpan, MarkedText, SpanKind
+
+_KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
+_FIRST, _ACCEPTED, _REJECTED, _BONUS = range(len(_KINDS))
+
+
+@dataclass(frozen=True)
+class Marks:
+    """One output. ``chances`` [G, kinds]: how likely each token came about in each way."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    chances: Floats
+    rounds: float
+    committed: float
+
+    @property
+    def accepted_length(self) -> float:
+        """Committed tokens per round."""
+        return self.committed / self.rounds
+
+
+def mark_decoded(prompt_id: str, result: DecodeResult) -> Marks:
+    """What happened in a decode run."""
+    ids, kinds = [result.token_ids[0]], [_FIRST]
+    for round_ in result.rounds:
+        ids += round_.committed_ids
+        kinds += [_ACCEPTED] * round_.accepted
+        if not round_.stopped_early:
+            rejected = round_.accepted < len(round_.proposed_ids)
+            kinds.append(_REJECTED if rejected else _BONUS)
+    return Marks(
+        prompt_id,
+        tuple(ids),
+        np.eye(len(_KINDS))[kinds],
+        float(len(result.rounds)),
+        float(result.committed),
+    )
+
+
+def mark_replayed(prompt_id: str, token_ids: Sequence[int], expectation: Expectation) -> Marks:
+    """How likely each token of a recorded text would come about in each way.
+
+    ``token_ids`` are those after the prompt.
+    """
+    anchors, steps = expectation.exactly.shape
+    chances = np.zeros((anchors + steps, len(_KINDS)))
+    chances[0, _FIRST] = 1.0
+    proposed = np.pad(expectation.proposed, ((0, 0), (0, 1)))
+    for step in range(steps):
+        later = chances[step + 1 : step + 1 + anchors]
+        own = expectation.visits * expectation.exactly[:, step] * (expectation.left > step)
+        later[:, _REJECTED] += own * proposed[:, step]
+        later[:, _BONUS] += own * ~proposed[:, step]
+        if step < steps - 1:
+            later[:, _ACCEPTED] += expectation.successes[:, step]
+    # Past the last round nothing is committed for certain, nor worth showing.
+    length = min(len(token_ids), anchors + 1)
+    return Marks(
+        prompt_id,
+        tuple(token_ids[:length]),
+        chances[:length],
+        float(expectation.rounds),
+        float(expectation.committed),
+    )
+
+
+def worst_texts(
+    marks: Sequence[Marks], count: int, tokenizer: Any | None
+) -> tuple[MarkedText, ...]:
+    """The ``count`` texts of lowest accepted length, worst first; ids where no tokenizer is."""
+    used = sorted((text for text in marks if text.rounds), key=lambda text: text.accepted_length)
+    return tuple(_mark_up(text, tokenizer) for text in used[:count])
+
+
+def _mark_up(marks: Marks, tokenizer: Any | None) -> MarkedText:
+    """Runs of tokens that most likely came about in the same way."""
+    likeliest: npt.NDArray[np.int64] = marks.chances.argmax(-1)
+    runs = [list(run) for _, run in groupby(range(len(likeliest)), key=likeliest.__getitem__)]
+    texts = decode_runs([[marks.token_ids[at] for at in run] for run in runs], tokenizer)
+    spans = [
+        MarkedSpan(
+            text=text,
+            kind=_KINDS[likeliest[run[0]]],
+            probability=float(marks.chances[run].max(-1).mean()),
+        )
+        for run, text in zip(runs, texts, strict=True)
+    ]
+    return MarkedText(id=marks.id, accepted_length=marks.accepted_length, spans=tuple(spans))

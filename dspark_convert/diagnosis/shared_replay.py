@@ -1,0 +1,170 @@
+"""Readings of one draft replayed on a text, with everything done once that they have in common.
+
+    text --edit, features of the layers, fc--> input --RoPE, positions--> context --block--> hidden
+
+Readings are grouped by what each stage makes: first by input, then by context, then by the layers
+that their blocks go through, where ``score_blocks`` runs them side by side. Two readings are taken
+to make the same when all that they are made of is the same, but for a short list of what the stage
+does not look at. So what nobody thought of keeps them apart, which costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+from torch import Tensor
+
+from dspark_convert.diagnosis.hypotheses import Reading
+from dspark_convert.replay.replay import (
+    AnchoredText,
+    PendingReplays,
+    Questions,
+    Replay,
+    ReplayOptions,
+    anchor_text,
+    ask,
+    project_input,
+    read_input,
+    start_replays,
+)
+from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.traces.trace import TraceSequence
+
+# Fields of the config, and modules, that readings differ in and that a stage does not look at.
+_NOT_IN_HIDDEN = frozenset({"layout", "markov_rank", "lm_head", "markov_head"})
+_NOT_IN_LAYERS = _NOT_IN_HIDDEN | {"embed_tokens", "mask_token_id"}
+_NOT_IN_CONTEXT = _NOT_IN_LAYERS | {"layer_types", "sliding_window_non_causal"}
+_NOT_IN_INPUT = _NOT_IN_CONTEXT | {"rope_parameters"}
+
+# Readings, by their indices, that run through the same layers; those of one context; contexts of
+# one input.
+_Layers = list[int]
+_Context = list[_Layers]
+_Input = list[_Context]
+_Started = tuple[_Layers, PendingReplays]
+
+
+class SharedReplay:
+    """Replays all readings of a draft on one text after another."""
+
+    def __init__(self, readings: Sequence[Reading]) -> None:
+        self.readings = tuple(readings)
+        self._inputs: list[_Input] = [
+            [_group(context, self._layers_key) for context in _group(members, self._context_key)]
+            for members in _group(range(len(readings)), self._input_key)
+        ]
+
+    @property
+    def backbones(self) -> list[list[int]]:
+        """Indices of the readings that have the hidden states of their blocks in common."""
+        return [
+            backbone
+            for input_ in self._inputs
+            for context in input_
+            for layers in context
+            for backbone in _group(layers, self._hidden_key)
+        ]
+
+    def replay(
+        self, sequence: TraceSequence, options: ReplayOptions, *, stride: int = 1
+    ) -> Iterator[tuple[int, Replay]]:
+        """Every reading's index with its replay, each as ``replay_sequence`` has it alone.
+
+        They come in the order in which one input and one context at a time need to be held. The
+        next ones are started before those before them are looked at, so that a GPU has work.
+        Options are those for the reading of most tokens; see ``start_replays`` for the others.
+
+        Raises ``UsageError``: see ``anchor_text``.
+        """
+        ahead: _Started | None = None
+        for started in self._start(sequence, options, stride):
+            if ahead is not None:
+                yield from zip(ahead[0], ahead[1].wait(), strict=True)
+            ahead = started
+        if ahead is not None:
+            yield from zip(ahead[0], ahead[1].wait(), strict=True)
+
+    def _start(
+        self, sequence: TraceSequence, options: ReplayOptions, stride: int
+    ) -> Iterator[_Started]:
+        for contexts in self._inputs:
+            yield from self._share_input(contexts, sequence, options, stride)
+
+    def _share_input(
+        self, contexts: _Input, sequence: TraceSequence, options: ReplayOptions, stride: int
+    ) -> Iterator[_Started]:
+        first = self.readings[contexts[0][0][0]]
+        num_tokens = self._most_tokens(options)
+        edited = first.edit_text(sequence)
+        text = anchor_text(edited, options, num_tokens=num_tokens, stride=stride)
+        questions = ask(text, options, first.draft.device, num_tokens=num_tokens)
+        input_TH = read_input(first.draft, text, options)
+        for context in contexts:
+            yield from self._share_context(context, input_TH, text, questions, options)
+
+    def _share_context(
+        self,
+        context: _Context,
+        input_TH: Tensor,
+        text: AnchoredText,
+        questions: Questions,
+        options: ReplayOptions,
+    ) -> Iterator[_Started]:
+        projected = project_input(self.readings[context[0][0]].draft, input_TH, options)
+        for members in context:
+            drafts = [self.readings[index].draft for index in members]
+            yield members, start_replays(drafts, projected, text, questions, options)
+
+    def _most_tokens(self, options: ReplayOptions) -> int:
+        most = max(reading.draft.config.num_speculative_tokens for reading in self.readings)
+        return min(most, options.decode.num_speculative_tokens or most)
+
+    def _input_key(self, index: int) -> Hashable:
+        reading = self.readings[index]
+        compute = type(reading.draft).compute_context_input
+        return reading.edit_text, compute, _made_of(reading.draft, _NOT_IN_INPUT)
+
+    def _context_key(self, index: int) -> Hashable:
+        draft = self.readings[index].draft
+        return _own_kind(draft), _made_of(draft, _NOT_IN_CONTEXT)
+
+    def _layers_key(self, index: int) -> Hashable:
+        draft = self.readings[index].draft
+        return _own_kind(draft), _made_of(draft, _NOT_IN_LAYERS)
+
+    def _hidden_key(self, index: int) -> Hashable:
+        draft = self.readings[index].draft
+        return _own_kind(draft), _made_of(draft, _NOT_IN_HIDDEN)
+
+
+def _group(indices: Sequence[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    """Those with the same key together, in the order of their first ones."""
+    groups: dict[Hashable, list[int]] = {}
+    for index in indices:
+        groups.setdefault(key(index), []).append(index)
+    return list(groups.values())
+
+
+def _own_kind(draft: DraftModel) -> Hashable:
+    """None for what runs as every draft does; another class does so in a way of its own."""
+    return None if type(draft) is DraftModel else draft
+
+
+def _made_of(draft: DraftModel, without: frozenset[str]) -> Hashable:
+    """The config and the modules with their weights, but for some fields and modules.
+
+    Weights are the same where they are the same memory, as ``reread`` leaves them. Buffers follow
+    from the config and the vocabulary.
+    """
+    config = draft.config.model_dump_json(exclude=set(without))
+    parts = tuple(
+        (name, type(part), *map(_address, part.parameters(recurse=False)))
+        for child, module in draft.named_children()
+        if child not in without
+        for name, part in module.named_modules(prefix=child)
+    )
+    return config, parts
+
+
+def _address(weight: Tensor) -> Hashable:
+    return weight.device, weight.data_ptr(), weight.dtype, weight.shape, weight.stride()

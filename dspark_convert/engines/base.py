@@ -1,0 +1,142 @@
+"""What an engine is to us: claims about what it does, the spelling it reads, how it is started.
+
+One module per engine fills these values in; nothing here knows any engine by name.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dspark_convert.engines.view import Published
+from dspark_convert.formats.rules import KeyPath
+from dspark_convert.schemas.draft import DraftConfig
+from dspark_convert.schemas.plan import EngineNote
+
+Verdict = Literal["refuses", "silent", "loads"]
+VERDICTS: tuple[Verdict, ...] = ("refuses", "silent", "loads")
+"""From the gravest to the best. ``silent``: it loads, and drafts worse without a word."""
+
+TARGET = "TARGET"
+"""Stands for the target model in a launch line: a draft's own word for it is not trusted."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that an engine does when a condition holds."""
+
+    engine: str
+    verdict: Verdict
+    when: Callable[[Published], bool]
+    reason: str
+    """May use ``{n}``, the number of speculative tokens, and ``{block}``, the block size."""
+    evidence: str
+    """The file of the engine, of the version that ``Engine`` names, where this was read."""
+    code: str
+    way_out: str = ""
+    """What to do about it; ``{elsewhere}`` names the engines that run the draft instead."""
+    avoided_by_launch: bool = False
+    """Whether our launch line takes the fault away."""
+    inherent: bool = False
+    """Whether the draft itself is at fault, so that no conversion for this engine helps."""
+
+    @property
+    def hinders(self) -> bool:
+        """Whether the engine does not run the draft as it is meant."""
+        return self.verdict != "loads" and not self.avoided_by_launch
+
+
+@dataclass(frozen=True)
+class KeySpelling:
+    """One config key that an engine wants beside the reference spelling."""
+
+    path: KeyPath
+    value: Callable[[DraftConfig], Any]
+    """What to write; None: nothing."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a dense checkpoint must be written so that the engine reads what is meant."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Stored names that differ from the reference form, by canonical name."""
+    keys: tuple[KeySpelling, ...] = ()
+    zeros: tuple[str, ...] = ()
+    """Optional tensors that are written as zeros, their meaning when absent."""
+    ignores: Callable[[DraftConfig], tuple[str, ...]] = lambda config: ()
+    """Tensors that it takes from the target, whatever the draft stores."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine at one version."""
+
+    key: str
+    """As ``--for`` spells it."""
+    name: str
+    version: str
+    claims: tuple[Claim, ...]
+    commands: Callable[[str, int], tuple[tuple[str, ...], ...]]
+    """Commands that use the draft at a path, drafting so many tokens a round."""
+    spelling: Spelling = field(default_factory=Spelling)
+    serves: bool = True
+    """Whether it drafts for a target, rather than only loading the draft."""
+
+    def holding(self, draft: Published) -> list[Claim]:
+        """Every claim that holds for ``draft``, the gravest first."""
+        claims = [claim for claim in self.claims if claim.when(draft)]
+        return sorted(claims, key=lambda claim: VERDICTS.index(claim.verdict))
+
+    def notes(self, draft: Published, elsewhere: str) -> tuple[EngineNote, ...]:
+        """What it does with ``draft``; "loads" where no claim holds.
+
+        Args:
+            draft: a checkpoint.
+            elsewhere: the advice where only another engine helps.
+        """
+        claims = self.holding(draft)
+        notes = tuple(self._note(claim, draft, elsewhere) for claim in claims)
+        return notes or (self._loads(draft),)
+
+    def launch(self, path: str, num_speculative_tokens: int) -> tuple[str, ...]:
+        """The commands as a shell takes them."""
+        return tuple(shlex.join(line) for line in self.commands(path, num_speculative_tokens))
+
+    def _note(self, claim: Claim, draft: Published, elsewhere: str) -> EngineNote:
+        said = {
+            "n": draft.config.num_speculative_tokens,
+            "block": draft.config.block_size,
+            "elsewhere": elsewhere,
+        }
+        return EngineNote(
+            engine=self.name,
+            version=self.version,
+            verdict=claim.verdict,
+            code=claim.code,
+            reason=claim.reason.format(**said),
+            evidence=claim.evidence,
+            way_out=claim.way_out.format(**said) or None,
+            avoided_by_launch=claim.avoided_by_launch,
+        )
+
+    def _loads(self, draft: Published) -> EngineNote:
+        return EngineNote(
+            engine=self.name,
+            version=self.version,
+            verdict="loads",
+            code="loads",
+            reason=f"drafts {draft.config.num_speculative_tokens} tokens a round",
+            evidence="no claim against it",
+        )
+
+
+def gravest(notes: Iterable[EngineNote]) -> Verdict:
+    """What an engine makes of a draft in one word, when it is started with our launch line."""
+    return min(
+        ("loads" if note.avoided_by_launch else note.verdict for note in notes),
+        key=VERDICTS.index,
+    )

@@ -1,0 +1,305 @@
+"""Stored tensors against the ones that the config implies: each difference gets its own answer."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.errors import Findings
+from dspark_convert.formats.detect import CONFIG
+from dspark_convert.formats.dialects import LAYER_COUNTING, PLAIN_LAYER_IDS
+from dspark_convert.formats.parse import heads_in
+from dspark_convert.formats.rules import Place, dotted
+from dspark_convert.formats.tensors import (
+    FLOATS,
+    FUSED,
+    LM_HEAD,
+    QUANTISED_DTYPES,
+    QUANTISED_SUFFIXES,
+    VOCABULARY_TABLE,
+    TensorSpec,
+    expected_tensors,
+)
+from dspark_convert.schemas.draft import MAX_LAYERS, DraftConfig
+
+FC = "fc.weight"
+_LAYER_CODES = {
+    "num_hidden_layers": "layer-count-mismatch",
+    "attention_bias": "attention-bias-mismatch",
+}
+_LAYER = re.compile(r"layers\.(0|[1-9][0-9]{0,5})\.")
+_BIAS = re.compile(r"layers\.[0-9]+\.self_attn\.[qkvo]_proj\.bias")
+_HEAD_PREFIXES = ("markov_head.", "confidence_head.")
+
+
+def judge_structure(
+    config: DraftConfig,
+    tensors: Mapping[str, StoredTensor],
+    findings: Findings,
+    *,
+    layer_ids: Place = PLAIN_LAYER_IDS,
+) -> None:
+    """Compare names, shapes and dtypes; the vocabulary table is judged by ``vocabulary``.
+
+    ``layer_ids`` is the key of the file that holds the layer ids.
+
+    Codes: ``quantised-draft``, ``head-flag-mismatch``, ``layer-count-mismatch``,
+    ``attention-bias-mismatch``, ``lm-head-missing``, ``tensor-missing``,
+    ``tensor-misspelt``, ``tensor-fused``, ``tensor-unknown``, ``fc-width-mismatch``,
+    ``tensor-transposed``, ``tensor-shape``, ``tensor-dtype``.
+    """
+    if _quantised(tensors, findings):
+        return
+    heads_agree = _judge_heads(config, tensors, findings)
+    config = _judge_layers(config, tensors, findings)
+    expected = expected_tensors(config)
+    expected.pop(VOCABULARY_TABLE, None)
+    stored = {name: tensor for name, tensor in tensors.items() if name != VOCABULARY_TABLE}
+    if not heads_agree:
+        # One contradiction, one answer: the head's tensors would all be reported again below.
+        expected = {name: spec for name, spec in expected.items() if not _of_head(name)}
+        stored = {name: tensor for name, tensor in stored.items() if not _of_head(name)}
+    _judge_names(config, expected, stored, findings)
+    for name in sorted(expected.keys() & stored.keys()):
+        _judge_tensor(name, expected[name], stored[name], findings)
+    fc, spec = stored.get(FC), expected[FC]
+    if fc is not None and _other_width(fc.shape, spec.shape):
+        _report_width(config, spec, fc, layer_ids, findings)
+
+
+def _of_head(name: str) -> bool:
+    return name.startswith(_HEAD_PREFIXES)
+
+
+def _quantised(tensors: Mapping[str, StoredTensor], findings: Findings) -> bool:
+    quantised = sorted(
+        name
+        for name, tensor in tensors.items()
+        if (tensor.dtype in QUANTISED_DTYPES and name.endswith(".weight"))
+        or name.endswith(QUANTISED_SUFFIXES)
+    )
+    if quantised:
+        first = tensors[quantised[0]]
+        findings.error(
+            "quantised-draft",
+            f"{len(quantised)} tensors hold quantised weights or their scales",
+            file=first.file,
+            tensor=first.name,
+            expected="float weights (F32, F16 or BF16)",
+            found=first.dtype,
+            hint="convert the draft before it is quantised",
+        )
+    return bool(quantised)
+
+
+def _judge_heads(
+    config: DraftConfig, tensors: Mapping[str, StoredTensor], findings: Findings
+) -> bool:
+    """Heads that the config declares against heads that are stored."""
+    stored = heads_in(tensors, config.hidden_size, config.vocab_size)
+    declared = {name: getattr(config, name) for name in stored}
+    if not declared["markov_rank"] and not stored["markov_rank"]:
+        stored["markov_head_type"] = declared["markov_head_type"]
+    if not declared["enable_confidence_head"] and not stored["enable_confidence_head"]:
+        stored["confidence_head_with_markov"] = declared["confidence_head_with_markov"]
+    different = [name for name in stored if stored[name] != declared[name]]
+    for name in different:
+        findings.error(
+            "head-flag-mismatch",
+            f"the config and the stored tensors disagree about {name}",
+            file=CONFIG,
+            key=name,
+            expected=f"{stored[name]!r}, as the tensors say",
+            found=f"{declared[name]!r}",
+            hint=f"restore the head's tensors, or give --set {name}={_literal(stored[name])}",
+        )
+    wants_markov = config.enable_confidence_head and config.confidence_head_with_markov
+    if wants_markov and not config.markov_rank and not different:
+        findings.error(
+            "head-flag-mismatch",
+            "the confidence head wants the Markov embedding but markov_rank is 0",
+            file=CONFIG,
+            key="confidence_head_with_markov",
+            hint="give --set confidence_head_with_markov=false",
+        )
+        return False
+    return not different
+
+
+def _judge_layers(
+    config: DraftConfig, tensors: Mapping[str, StoredTensor], findings: Findings
+) -> DraftConfig:
+    """Layers and biases as a whole; returns what the tensors say where the config says else.
+
+    One contradiction, one answer: every tensor of the layers would be reported again otherwise.
+    """
+    layers = _whole_layers(config, tensors)
+    stored = {
+        "num_hidden_layers": layers,
+        "attention_bias": _stored_biases(
+            config.model_copy(update={"num_hidden_layers": layers}), tensors
+        ),
+    }
+    for name, code in _LAYER_CODES.items():
+        if stored[name] != getattr(config, name):
+            findings.error(
+                code,
+                f"the config and the stored tensors disagree about {name}",
+                file=CONFIG,
+                key=name,
+                expected=f"{stored[name]!r}, as the tensors say",
+                found=repr(getattr(config, name)),
+                hint=f"give --set {name}={_literal(stored[name])}; if the config is right, the "
+                "checkpoint is incomplete: save or download it again",
+            )
+    return config.model_copy(update=stored)
+
+
+def _stored_biases(config: DraftConfig, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Whether the attention has biases: all of them or none, else what the config says."""
+    biased = expected_tensors(config.model_copy(update={"attention_bias": True}))
+    implied = {name for name in biased if _BIAS.fullmatch(name)}
+    stored = implied & tensors.keys()
+    return bool(stored) if stored in (set(), implied) else config.attention_bias
+
+
+def _whole_layers(config: DraftConfig, tensors: Mapping[str, StoredTensor]) -> int:
+    """How many layers are stored, if none of them is a part of one; else what the config says."""
+    numbers = [int(match[1]) for name in tensors if (match := _LAYER.match(name))]
+    stored = Counter(numbers)
+    contiguous = set(stored) == set(range(len(stored)))
+    whole = len(set(stored.values())) == 1 and len(stored) <= MAX_LAYERS
+    return len(stored) if contiguous and whole else config.num_hidden_layers
+
+
+def _literal(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _judge_names(
+    config: DraftConfig,
+    expected: Mapping[str, TensorSpec],
+    stored: Mapping[str, StoredTensor],
+    findings: Findings,
+) -> None:
+    missing = {name for name, spec in expected.items() if spec.required} - stored.keys()
+    if LM_HEAD in missing:
+        missing.remove(LM_HEAD)
+        findings.error(
+            "lm-head-missing",
+            "a draft whose vocabulary is not the target's needs its own lm_head.weight",
+            tensor=LM_HEAD,
+            expected=f"{config.draft_vocab_size} rows",
+            hint="publish the draft with its lm_head; the target's has other rows",
+        )
+    for name in sorted(stored.keys() - expected.keys()):
+        _judge_extra(name, stored[name], missing, findings)
+    for name in sorted(missing):
+        findings.error(
+            "tensor-missing",
+            "the config implies a tensor that is not stored",
+            tensor=name,
+            expected=_shape_text(expected[name].shape),
+            hint="the checkpoint is incomplete: save or download it again",
+        )
+
+
+def _judge_extra(name: str, tensor: StoredTensor, missing: set[str], findings: Findings) -> None:
+    part = next((part for part in FUSED if f".{part}." in name), None)
+    if part:
+        findings.error(
+            "tensor-fused",
+            f"{part} is several projections in one tensor, as an engine holds them in memory",
+            file=tensor.file,
+            tensor=tensor.name,
+            hint="save the draft with its projections apart",
+        )
+        return
+    similar = difflib.get_close_matches(name, sorted(missing), n=1, cutoff=0.85)
+    if similar:
+        findings.error(
+            "tensor-misspelt",
+            "no loader knows this name, but it is close to one that is missing",
+            file=tensor.file,
+            tensor=tensor.name,
+            expected=similar[0],
+            found=name,
+            hint="rename the tensor in the source",
+        )
+        return
+    findings.error(
+        "tensor-unknown",
+        "no part of a draft with this config has this name",
+        file=tensor.file,
+        tensor=tensor.name,
+        found=f"{tensor.dtype} {_shape_text(tensor.shape)}",
+        hint="remove it, or correct the config if the draft really has this part",
+    )
+
+
+def _judge_tensor(name: str, spec: TensorSpec, tensor: StoredTensor, findings: Findings) -> None:
+    if tensor.dtype not in FLOATS:
+        findings.error(
+            "tensor-dtype",
+            "weights must be floating point",
+            file=tensor.file,
+            tensor=tensor.name,
+            expected="F32, F16 or BF16",
+            found=tensor.dtype,
+            hint="save the draft in one of these types",
+        )
+    if tensor.shape == spec.shape or (name == FC and _other_width(tensor.shape, spec.shape)):
+        return
+    code, message = "tensor-shape", "the shape is not the one that the config implies"
+    hint = "correct the sizes in the config (see --set), or save the draft again if they are right"
+    if tensor.shape == spec.shape[::-1]:
+        code, message = "tensor-transposed", "the tensor is stored transposed"
+        hint = "transpose it in the source"
+    findings.error(
+        code,
+        message,
+        file=tensor.file,
+        tensor=tensor.name,
+        expected=_shape_text(spec.shape),
+        found=_shape_text(tensor.shape),
+        hint=hint,
+    )
+
+
+def _other_width(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether ``fc.weight`` has the right rows, and columns for other features."""
+    return (
+        len(shape) == 2
+        and shape[0] == expected[0]
+        and shape[1] != expected[1]
+        and shape != expected[::-1]
+    )
+
+
+def _report_width(
+    config: DraftConfig,
+    spec: TensorSpec,
+    tensor: StoredTensor,
+    layer_ids: Place,
+    findings: Findings,
+) -> None:
+    ids = list(config.target_layer_ids)
+    findings.error(
+        "fc-width-mismatch",
+        f"fc.weight has {tensor.shape[1]} columns; {len(ids)} target layer ids "
+        f"({dotted(layer_ids.path)} {layer_ids.write(ids)}) x target hidden size "
+        f"{config.target_hidden_size or config.hidden_size} are {config.feature_size}",
+        file=tensor.file,
+        tensor=tensor.name,
+        expected=_shape_text(spec.shape),
+        found=_shape_text(tensor.shape),
+        hint=f"give --set target_layer_ids=[...] with the right ids ({LAYER_COUNTING}), or "
+        "--set target_hidden_size=N",
+    )
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

@@ -1,0 +1,1 @@
+"""Everything that talks to the Hub, or is written for it."""

@@ -1,0 +1,185 @@
+"""A repository as a folder, without its weights: small files and safetensors headers only.
+
+The folder looks like a snapshot of the Hub cache, so that everything that reads a checkpoint reads
+it too. Weight files are sparse: as large as they claim to be, with the header and a few small
+tensors in place, fetched by range requests, and holes elsewhere. Whoever needs other bytes calls
+`Preview.fetch` first.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import constants, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
+
+from dspark_convert import __version__
+from dspark_convert.checkpoint.folder import CONFIG_FILE
+from dspark_convert.checkpoint.header import MAX_HEADER_BYTES, read_header
+from dspark_convert.checkpoint.shards import INDEX_FILE
+from dspark_convert.errors import CheckpointError, Finding, OutputError
+from dspark_convert.hub.client import Repository, download
+from dspark_convert.hub.errors import TRANSPORT_ERROR, hub_refusals
+
+_FIRST_READ = 32 << 10
+"""Bytes of a weight file that are asked for first: the whole header of most drafts."""
+
+_ATTEMPTS = 3
+_MAX_TABLE_BYTES = 64 << 20
+_MAX_FILE_BYTES = 1 << 44
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """``folder`` stands for a repository; see the module."""
+
+    repository: Repository
+    folder: Path
+
+    def fetch(self, names: Iterable[str], *, progress: bool = False) -> None:
+        """Put whole files, from the shared cache, in the place of sparse ones."""
+        wanted = [name for name in names if name in self.repository.files]
+        snapshot = download(self.repository, wanted, progress=progress)
+        for name in wanted:
+            place = self.folder / name
+            place.unlink(missing_ok=True)
+            place.symlink_to((snapshot / name).resolve())
+
+
+@contextmanager
+def preview(
+    repository: Repository, *, documents: Iterable[str], tensors: Callable[[str], bool]
+) -> Iterator[Preview]:
+    """Yield a preview of a repository, removed at the end.
+
+    Args:
+        repository: where to look.
+        documents: files to have whole, beside config and index; absent ones are passed over.
+        tensors: says by its stored name whether a (small) tensor is needed.
+
+    Raises:
+        CheckpointError: see `hub_refusals`; ``hub-size-absurd``, ``range-refused``.
+    """
+    if repository.folder is not None:
+        yield Preview(repository, repository.folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="dspark-convert-") as root:
+        place = Path(root, f"models--{repository.name.replace('/', '--')}")
+        blobs, folder = place / "blobs", place / "snapshots" / repository.commit
+        blobs.mkdir(parents=True)
+        folder.mkdir(parents=True)
+        view = Preview(repository, folder)
+        view.fetch({CONFIG_FILE, INDEX_FILE, *documents})
+        for name in sorted(repository.files):
+            if not (folder / name).exists():
+                _outline(view, name, blobs, tensors)
+        yield view
+
+
+def _outline(view: Preview, name: str, blobs: Path, tensors: Callable[[str], bool]) -> None:
+    """A sparse file in the place of a file that is not fetched."""
+    file = view.repository.files[name]
+    digest = file.sha256 or ""
+    blob = blobs / (digest if _SHA256.fullmatch(digest) else f"small-{name}")
+    if not blob.exists():
+        _create_sparse(blob, file.size, name)
+        if name.endswith(".safetensors"):
+            _fill(view, name, blob, tensors)
+    (view.folder / name).symlink_to(blob)
+
+
+def _create_sparse(blob: Path, size: int, name: str) -> None:
+    if not 0 <= size <= _MAX_FILE_BYTES:
+        raise CheckpointError(
+            Finding(
+                code="hub-size-absurd",
+                message="the Hub gives a size that no weight file has",
+                file=name,
+                found=f"{size} bytes",
+            )
+        )
+    try:
+        with blob.open("xb") as file:
+            file.truncate(size)
+    except OSError as error:
+        finding = Finding(
+            code="output-not-writable",
+            message=f"a temporary file cannot be made: {error.strerror}",
+            file=name,
+            found=str(blob.parent),
+            hint="set TMPDIR to a folder on another disk",
+        )
+        raise OutputError(finding) from error
+
+
+def _fill(view: Preview, name: str, blob: Path, tensors: Callable[[str], bool]) -> None:
+    """Write the header, and the tensors that are wanted, where they belong."""
+    size = view.repository.files[name].size
+    begin = min(_FIRST_READ, size)
+    first = _read_range(view.repository, name, 0, begin)
+    _write_at(blob, 0, first)
+    length = int.from_bytes(first[:8], "little")
+    if begin < 8 + length <= size and length <= MAX_HEADER_BYTES:
+        _write_at(blob, begin, _read_range(view.repository, name, begin, 8 + length))
+    try:
+        header = read_header(blob)
+    except CheckpointError:
+        return  # the reader of the folder finds the same, and says it with everything else
+    for entry in header.entries:
+        if tensors(entry.name) and 0 < entry.nbytes <= _MAX_TABLE_BYTES:
+            start = header.data_begin + entry.begin
+            _write_at(blob, start, _read_range(view.repository, name, start, start + entry.nbytes))
+
+
+def _read_range(repository: Repository, name: str, begin: int, end: int) -> bytes:
+    """Bytes ``begin`` to ``end``, the latter not included, of a file of the repository."""
+    if begin == end:
+        return b""
+    with hub_refusals(f"{name} of {repository.name}"):
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return _request_range(repository, name, begin, end)
+            except HfHubHTTPError:
+                raise  # an answer, which would be the same again
+            except TRANSPORT_ERROR:
+                continue
+        return _request_range(repository, name, begin, end)
+
+
+def _request_range(repository: Repository, name: str, begin: int, end: int) -> bytes:
+    url = hf_hub_url(repository.name, name, revision=repository.commit, endpoint=constants.ENDPOINT)
+    headers = build_hf_headers(library_name="dspark-convert", library_version=__version__)
+    headers |= {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    whole = (begin, end) == (0, repository.files[name].size)
+    with http_stream_backoff(
+        "GET", url, headers=headers, timeout=timeout, retry_on_exceptions=()
+    ) as response:
+        hf_raise_for_status(response)
+        # Streamed, and looked at first: a server without ranges would send the whole file.
+        data = response.read() if response.status_code == 206 or whole else b""
+    if len(data) != end - begin:
+        raise CheckpointError(
+            Finding(
+                code="range-refused",
+                message="the Hub did not send the part of the file that was asked for",
+                file=name,
+                expected=f"bytes {begin} to {end - 1}",
+                found=f"{len(data)} bytes, status {response.status_code}",
+                hint="run again; behind a proxy or mirror, ask for one that serves ranges",
+            )
+        )
+    return data
+
+
+def _write_at(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)

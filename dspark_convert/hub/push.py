@@ -1,0 +1,289 @@
+"""Publish a conversion on the Hub: everything is checked first, then there is one commit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+from dspark_convert.checkpoint.files import hash_range, open_regular, read_limited
+from dspark_convert.checkpoint.interrupts import SignalGuard
+from dspark_convert.checkpoint.shards import INDEX_FILE
+from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES
+from dspark_convert.errors import Finding, OutputError
+from dspark_convert.hub.client import (
+    RemoteFile,
+    Repository,
+    download,
+    hub_client,
+    listed,
+    progress_bars,
+)
+from dspark_convert.hub.errors import TRANSPORT_ERROR, hub_refusals
+from dspark_convert.hub.model_card import update_card
+from dspark_convert.hub.publishable import (
+    CARD_FILE,
+    Publishable,
+    decode_card,
+    examine_publishable,
+)
+from dspark_convert.schemas.push import PushReport
+from dspark_convert.schemas.report import VerifyReport
+
+Content: TypeAlias = "Path | bytes"
+"""What goes into a file: a local file as it is, or bytes."""
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """What a commit must do for a repository to hold the wanted files."""
+
+    added: Mapping[str, Content]
+    deleted: tuple[str, ...]
+    kept: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.deleted)
+
+
+def push_conversion(
+    folder: Path,
+    repository: str,
+    *,
+    public: bool = False,
+    create_pr: bool = False,
+    yes: bool = False,
+    report: VerifyReport | None = None,
+    progress: bool = False,
+) -> PushReport:
+    """Upload the files that a conversion's manifest names, with a model card, in one commit.
+
+    A new repository is private unless ``public``; an existing one takes a pull request with
+    ``create_pr``, a commit with ``yes``, and loses weight files that are not of this conversion.
+    Where the Hub holds the same files already, nothing happens. After a failure the Hub is as it
+    was: a repository that was made here is removed again.
+
+    Raises:
+        CheckpointError, DraftError: the folder is not fit to be published, see
+            `examine_publishable`.
+        OutputError: ``not-logged-in``, ``repo-exists``, ``no-repo-for-pr``, ``push-differs``,
+            ``repo-left-empty``, and those of `hub_refusals`.
+    """
+    source = examine_publishable(folder, published_as=repository, report=report)
+    with hub_refusals(repository, OutputError), progress_bars(progress):
+        if get_token() is None:
+            raise _refusal(
+                "not-logged-in",
+                "publishing needs a token",
+                "log in with `hf auth login`, or set HF_TOKEN to a token that may write",
+            )
+        client = hub_client()
+        before = _look(client, repository)
+        if before is not None:
+            return _update(client, before, source, create_pr=create_pr, yes=yes)
+        if create_pr:
+            raise _refusal(
+                "no-repo-for-pr",
+                f"there is no repository {repository} to propose anything to",
+                "leave --create-pr away to make it, or check the name",
+            )
+        return _create(client, repository, source, private=not public)
+
+
+def _create(client: HfApi, name: str, source: Publishable, *, private: bool) -> PushReport:
+    with _new_repository(client, name, private=private) as before:
+        changes = _changes(before, _wanted(source, before))
+        commit, _ = _commit(client, before, source, changes)
+    return _report(client, "created", name, commit, changes, private=private)
+
+
+def _update(
+    client: HfApi, before: Repository, source: Publishable, *, create_pr: bool, yes: bool
+) -> PushReport:
+    wanted = _wanted(source, before)
+    changes = _changes(before, wanted)
+    if not changes:
+        return _report(client, "unchanged", before.name, before.commit, changes)
+    if create_pr:
+        proposed = _proposed(client, before, source, wanted)
+        if proposed is not None:
+            commit, url = proposed
+            same = _Changes({}, (), tuple(sorted(wanted)))
+            return _report(client, "unchanged", before.name, commit, same, url=url)
+    elif not yes:
+        raise _refusal(
+            "repo-exists",
+            f"{before.name} exists, and has other content",
+            "give --create-pr to propose the files, or --yes to commit them",
+        )
+    commit, page = _commit(client, before, source, changes, create_pr=create_pr)
+    action: Literal["proposed", "updated"] = "proposed" if create_pr else "updated"
+    return _report(client, action, before.name, commit, changes, url=page)
+
+
+def _look(client: HfApi, name: str) -> Repository | None:
+    """The repository as it is; None where there is none."""
+    try:
+        return listed(client.model_info(name, files_metadata=True))
+    except GatedRepoError:
+        raise
+    except RepositoryNotFoundError:
+        return None
+
+
+def _wanted(source: Publishable, before: Repository) -> dict[str, Content]:
+    card = source.card
+    if CARD_FILE in before.files:  # what people wrote there is newer than what was converted
+        path = download(before, [CARD_FILE], progress=False) / CARD_FILE
+        card = decode_card(read_limited(path, limit=MAX_SIDE_FILE_BYTES))
+    text = update_card(
+        card, source.manifest, source.engines, source.report, vocabulary=source.vocabulary
+    )
+    files: dict[str, Content] = {name: source.folder / name for name in source.files}
+    return {**files, CARD_FILE: text.encode("utf-8")}
+
+
+def _changes(before: Repository, wanted: Mapping[str, Content]) -> _Changes:
+    added = {
+        name: content
+        for name, content in wanted.items()
+        if name not in before.files or not _same(content, before.files[name])
+    }
+    # Another conversion's shards would be read as a part of this one.
+    weights = {n for n in before.files if n.endswith(".safetensors") or n == INDEX_FILE}
+    return _Changes(
+        added=added,
+        deleted=tuple(sorted(weights - wanted.keys())),
+        kept=tuple(sorted(wanted.keys() - added.keys())),
+    )
+
+
+def _same(content: Content, remote: RemoteFile) -> bool:
+    """Whether the Hub's file has the same bytes; a file of another size is not read."""
+    large = remote.sha256 is not None  # small files are known by their id in Git
+    start, method = (b"", "sha256") if large else (b"blob %d\0" % remote.size, "sha1")
+    known = remote.sha256 if large else remote.git_id
+    if isinstance(content, bytes):
+        digest = hashlib.new(method, start + content, usedforsecurity=False).hexdigest()
+        return len(content) == remote.size and digest == known
+    with open_regular(content) as descriptor:
+        if os.fstat(descriptor).st_size != remote.size:
+            return False
+        return hash_range(descriptor, remote.size, start=start, method=method) == known
+
+
+def _commit(
+    client: HfApi,
+    before: Repository,
+    source: Publishable,
+    changes: _Changes,
+    *,
+    create_pr: bool = False,
+) -> tuple[str, str | None]:
+    """The commit, and the page of the pull request."""
+    done = client.create_commit(
+        before.name,
+        [
+            *(
+                CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
+                for name, content in changes.added.items()
+            ),
+            *(CommitOperationDelete(name) for name in changes.deleted),
+        ],
+        commit_message=_title(source),
+        create_pr=create_pr,
+        parent_commit=before.commit,  # refused if somebody else commits in the meantime
+    )
+    after = listed(client.model_info(before.name, revision=done.oid, files_metadata=True))
+    if _changes(after, changes.added).added:
+        raise _refusal(
+            "push-differs",
+            f"commit {done.oid} of {before.name} does not hold what was sent",
+            "look at the repository, then push again",
+        )
+    return done.oid, done.pr_url
+
+
+def _proposed(
+    client: HfApi, before: Repository, source: Publishable, wanted: Mapping[str, Content]
+) -> tuple[str, str] | None:
+    """Commit and page of an open pull request of ours that has the same content."""
+    discussions = client.get_repo_discussions(
+        before.name, discussion_type="pull_request", discussion_status="open"
+    )
+    for discussion in discussions:
+        if discussion.title == _title(source):
+            revision = f"refs/pr/{discussion.num}"
+            info = client.model_info(before.name, revision=revision, files_metadata=True)
+            proposal = listed(info)
+            if not _changes(proposal, wanted):
+                return proposal.commit, discussion.url
+    return None
+
+
+def _title(source: Publishable) -> str:
+    return f"Convert to {source.manifest.output_dialect} with dspark-convert"
+
+
+@contextmanager
+def _new_repository(client: HfApi, name: str, *, private: bool) -> Iterator[Repository]:
+    """Make a repository, and remove it again unless the block ends well; a signal waits for it."""
+    with SignalGuard() as guard:
+        client.create_repo(name, private=private)
+        made: Repository | None = None
+        well = False
+        try:
+            made = listed(client.model_info(name, files_metadata=True))
+            guard.allow()
+            yield made
+            well = True
+        finally:
+            guard.hold()
+            if not well:
+                _remove_again(client, name, made)
+
+
+def _remove_again(client: HfApi, name: str, made: Repository | None) -> None:
+    """Delete a repository that nobody has committed to since it was made."""
+    try:
+        if made is None or listed(client.model_info(name)).commit == made.commit:
+            client.delete_repo(name)
+    except (TRANSPORT_ERROR, OSError, ValueError) as error:
+        raise _refusal(
+            "repo-left-empty",
+            f"publishing failed, and {name}, which was made for it, could not be removed",
+            "delete it on its page, or push again with --yes",
+        ) from error
+
+
+def _report(
+    client: HfApi,
+    action: Literal["created", "updated", "proposed", "unchanged"],
+    name: str,
+    commit: str,
+    changes: _Changes,
+    *,
+    url: str | None = None,
+    private: bool | None = None,
+) -> PushReport:
+    return PushReport(
+        repository=name,
+        url=url or f"{client.endpoint}/{name}",
+        action=action,
+        commit=commit,
+        private=private,
+        uploaded=tuple(sorted(changes.added)),
+        deleted=changes.deleted,
+        unchanged=changes.kept,
+    )
+
+
+def _refusal(code: str, message: str, hint: str) -> OutputError:
+    return OutputError(Finding(code=code, message=message, hint=hint))

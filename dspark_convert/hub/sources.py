@@ -1,0 +1,177 @@
+"""SOURCE, ``--target`` and ``--verifier`` as folders, wherever they are: here, or on the Hub.
+
+Of a repository only what the work at hand needs is fetched: headers to look at a draft or to plan,
+whole files to convert it, and of a target model the files that hold its embedding and head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dspark_convert.checkpoint.folder import open_checkpoint
+from dspark_convert.checkpoint.side_files import side_files
+from dspark_convert.conversion.manifest import MANIFEST_FILE
+from dspark_convert.errors import Finding, Findings
+from dspark_convert.formats.overrides import Overrides
+from dspark_convert.formats.read import read_draft
+from dspark_convert.formats.target import find_target_weights
+from dspark_convert.formats.tensors import (
+    EMBEDDING,
+    LM_HEAD,
+    VOCABULARY_MASK,
+    VOCABULARY_TABLE,
+    canonical_name,
+)
+from dspark_convert.hub.location import HUB_SCHEME, HubLocation, locate, shadowed
+
+if TYPE_CHECKING:  # the Hub's library is imported only where a repository is named
+    from dspark_convert.hub.client import Repository
+    from dspark_convert.hub.preview import Preview
+
+Hear = Callable[[Iterable[Finding]], None]
+"""Hears notes and warnings about where something is read from, at the time they are made."""
+
+_TABLES = frozenset({VOCABULARY_TABLE, VOCABULARY_MASK})
+_SHARED = frozenset({EMBEDDING, LM_HEAD})
+_MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
+
+
+@contextmanager
+def opened_headers(text: str, hear: Hear) -> Iterator[Path]:
+    """Yield the folder of a draft to look at; of its weights only headers and tables are there.
+
+    Raises:
+        CheckpointError: the Hub refuses, see `hub_refusals`.
+        UsageError: ``bad-hub-address``.
+    """
+    with ExitStack() as stack:
+        location = _located(text, hear)
+        if isinstance(location, HubLocation):
+            yield _preview(location, hear, stack).folder
+        else:
+            yield location
+
+
+@contextmanager
+def opened_draft(
+    text: str, *, overrides: Overrides, whole: bool, compared: bool, hear: Hear, progress: bool
+) -> Iterator[Path]:
+    """Yield the folder of a draft to convert; a draft that is refused costs its headers only.
+
+    Args:
+        text: as `locate` reads it.
+        overrides: what the user knows better than the source.
+        whole: fetch the weights; else headers and tables are enough.
+        compared: embedding and head will be compared with a target's.
+        hear: see `Hear`.
+        progress: show what is being fetched, on a terminal.
+
+    Raises:
+        CheckpointError, DialectError, DraftError: the draft, or the Hub's answer, is refused.
+    """
+    with ExitStack() as stack:
+        location = _located(text, hear)
+        if not isinstance(location, HubLocation):
+            yield location
+            return
+        view = _preview(location, hear, stack)
+        source = read_draft(view.folder, overrides=overrides)
+        if whole:
+            yield _download_draft(view, progress=progress)
+            return
+        if compared:
+            tensors = source.checkpoint.tensors.values()
+            shared = {t.file for t in tensors if canonical_name(t.name) in _SHARED}
+            view.fetch(shared, progress=progress)
+        yield view.folder
+
+
+@contextmanager
+def opened_target(text: str | None, *, whole: bool, hear: Hear, progress: bool) -> Iterator[str]:
+    """Yield the folder of a target model, as a text; "" for None.
+
+    With ``whole`` the files that hold its embedding and head are fetched, else headers only.
+
+    Raises:
+        CheckpointError, DraftError: the target, or the Hub's answer, is refused.
+    """
+    with ExitStack() as stack:
+        location = None if text is None else _located(text, hear)
+        if not isinstance(location, HubLocation):
+            yield text or ""
+            return
+        view = _preview(location, hear, stack)
+        weights = find_target_weights(view.folder)
+        if whole:
+            files = {weights.embed_tokens.file, weights.lm_head.file}
+            view.fetch(files, progress=progress)
+        yield str(view.folder)
+
+
+def names_repository_to_read(text: str | None) -> bool:
+    """Whether ``--verifier`` is an address to read from; a bare ``owner/name`` is only recorded."""
+    return text is not None and text.startswith(HUB_SCHEME)
+
+
+def whole_model(text: str, *, code: bool, hear: Hear, progress: bool) -> Path:
+    """The folder of a model to run: config, weights and tokenizer; with ``code`` its Python files.
+
+    Raises:
+        CheckpointError: the Hub refuses, see `hub_refusals`.
+        UsageError: ``bad-hub-address``.
+    """
+    location = _located(text, hear)
+    if not isinstance(location, HubLocation):
+        return location
+    from dspark_convert.hub.client import download
+
+    suffixes = (*_MODEL_SUFFIXES, ".py") if code else _MODEL_SUFFIXES
+    repository = _resolve(location, hear)
+    names = [name for name in repository.files if name.endswith(suffixes)]
+    return download(repository, names, progress=progress)
+
+
+def _located(text: str, hear: Hear) -> Path | HubLocation:
+    if shadowed(text):
+        findings = Findings()
+        findings.note(
+            "local-folder-used",
+            "a local folder of this name exists, and is read",
+            found=text,
+            hint=f"write {HUB_SCHEME}{text} for the repository on the Hub",
+        )
+        hear(findings)
+    return locate(text)
+
+
+def _resolve(location: HubLocation, hear: Hear) -> Repository:
+    from dspark_convert.hub.client import resolve
+
+    findings = Findings()
+    repository = resolve(location, findings)
+    findings.note("hub-commit", f"{location} is commit {repository.commit}")
+    hear(findings)
+    return repository
+
+
+def _preview(location: HubLocation, hear: Hear, stack: ExitStack) -> Preview:
+    from dspark_convert.hub.preview import preview
+
+    view = preview(
+        _resolve(location, hear),
+        documents=(MANIFEST_FILE,),
+        tensors=lambda name: canonical_name(name) in _TABLES,
+    )
+    return stack.enter_context(view)
+
+
+def _download_draft(view: Preview, *, progress: bool) -> Path:
+    from dspark_convert.hub.client import download
+
+    carried = {file.name for file in side_files(view.folder) if file.carried}
+    weights = {file.name for file in open_checkpoint(view.folder).files}
+    documents = {name for name in view.repository.files if name.endswith(".json")}
+    return download(view.repository, carried | weights | documents, progress=progress)

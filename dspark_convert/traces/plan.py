@@ -1,0 +1,190 @@
+"""What a trace for a draft must hold, known before anything is run."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dspark_convert.checkpoint.files import read_limited
+from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.jsonfile import read_json
+from dspark_convert.errors import DraftError, Finding, Findings, UsageError
+from dspark_convert.formats.read import DraftSource, read_draft
+from dspark_convert.formats.target import TargetWeights, find_target_weights, judge_pairing
+from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD, expected_tensors
+from dspark_convert.schemas.draft import MAX_LAYERS
+from dspark_convert.schemas.trace import FeatureDtype, TraceTarget
+from dspark_convert.traces.file import TraceError, trace_error
+
+Layers = tuple[int, ...] | Literal["all"] | None
+"""Layer ids, all of them, or those of the draft."""
+
+DTYPES: Mapping[FeatureDtype, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+_MAX_TOKENIZER_BYTES = 500_000_000
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A draft and its target, both seen through their headers only."""
+
+    draft: DraftSource
+    target: TargetWeights
+    borrowed: Mapping[str, StoredTensor]
+    """Tensors of the target that the draft lacks, by canonical name."""
+
+    @property
+    def depth(self) -> int:
+        """Decoder layers of the target."""
+        return int(self.target.config["num_hidden_layers"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the target's output head."""
+        return self.target.lm_head.shape[0]
+
+    @property
+    def extra_tokens(self) -> int:
+        """N + 1: what a text needs past the limit, so that its last round is whole."""
+        return self.draft.config.num_speculative_tokens + 1
+
+
+def read_pair(draft: Path, target: Path) -> Pair:
+    """Read a draft's and a target's headers, and judge whether they fit.
+
+    Raises:
+        CheckpointError, DialectError, DraftError: an input cannot be read, they do not fit (see
+            ``judge_pairing``), or ``target-tensor-shape``.
+        TraceError: ``target-tensor-unsupported``.
+    """
+    source, weights = read_draft(draft), find_target_weights(target)
+    findings = Findings()
+    judge_pairing(source.config, weights.config, weights.vocab_size, findings)
+    findings.raise_errors(DraftError)
+    return Pair(source, weights, _find_borrowed(source, weights))
+
+
+def choose_layers(pair: Pair, layers: Layers, *, neighbours: bool) -> tuple[int, ...]:
+    """The layer ids to record, ascending; with ``neighbours`` those one below and above too.
+
+    Raises ``UsageError``: ``layers-unknown``, ``layers-lack-draft``.
+    """
+    wanted, every = pair.draft.config.target_layer_ids, range(-1, min(pair.depth, MAX_LAYERS))
+    chosen = set(every if layers == "all" else layers or wanted)
+    if beyond := sorted(chosen - set(every)):
+        raise _usage("layers-unknown", "the target has no such layers", every, beyond)
+    if absent := sorted(set(wanted) - chosen):
+        raise _usage("layers-lack-draft", "the draft needs more layers", sorted(wanted), absent)
+    if neighbours:
+        chosen |= {layer_id + step for layer_id in chosen for step in (-1, 1)} & set(every)
+    return tuple(sorted(chosen))
+
+
+def identify_target(weights: TargetWeights, dtype: str) -> TraceTarget:
+    """Who the target is, by its files."""
+    folder = weights.checkpoint.folder.resolve()
+    in_hub_cache = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name)
+    return TraceTarget(
+        name=folder.parents[1].name if in_hub_cache else folder.name,
+        config_sha256=weights.checkpoint.config_sha256,
+        revision=folder.name if in_hub_cache else None,
+        tokenizer_sha256=_tokenizer_sha256(folder),
+        hidden_size=weights.config["hidden_size"],
+        vocab_size=weights.lm_head.shape[0],
+        num_hidden_layers=weights.config["num_hidden_layers"],
+        dtype=dtype,
+    )
+
+
+def stored_dtype(weights: TargetWeights) -> FeatureDtype:
+    """The dtype in which transformers loads the target when it is told none."""
+    config = weights.config
+    named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+    by_tensor: dict[str, FeatureDtype] = {"F16": "float16", "BF16": "bfloat16"}
+    return next(
+        (dtype for dtype in DTYPES if dtype == named),
+        by_tensor.get(weights.embed_tokens.dtype, "float32"),
+    )
+
+
+def stop_token_ids_of(weights: TargetWeights) -> frozenset[int]:
+    """The end-of-sequence ids of the generation config, else of the config; maybe none."""
+    path = weights.checkpoint.folder / "generation_config.json"
+    document: Any = read_json(path) if path.exists() else weights.checkpoint.config
+    ids = document.get("eos_token_id") if isinstance(document, dict) else None
+    listed = ids if isinstance(ids, list) else [ids]
+    return frozenset(token_id for token_id in listed if type(token_id) is int and token_id >= 0)
+
+
+def require_size(nbytes: int, limit: int | None) -> None:
+    """Raise ``TraceError`` (``trace-too-large``) for a trace above the limit."""
+    if limit is not None and nbytes > limit:
+        raise trace_error(
+            "trace-too-large",
+            "the trace could become larger than --max-size",
+            expected=f"at most {limit} bytes",
+            found=f"up to {nbytes} bytes",
+            hint="record fewer prompts, tokens or layers, or bf16 features, or raise --max-size",
+        )
+
+
+def _find_borrowed(source: DraftSource, weights: TargetWeights) -> dict[str, StoredTensor]:
+    borrowed = {}
+    for name in (EMBEDDING, LM_HEAD):
+        if name in source.tensors:
+            continue
+        theirs = borrowed[name] = weights.supply(name)
+        shape = expected_tensors(source.config)[name].shape
+        if theirs.dtype not in FLOATS:
+            raise _unfit(TraceError, "target-tensor-unsupported", theirs, sorted(FLOATS))
+        if theirs.shape != shape:
+            raise _unfit(DraftError, "target-tensor-shape", theirs, list(shape))
+    return borrowed
+
+
+def _unfit(
+    error_type: type[DraftError | TraceError], code: str, theirs: StoredTensor, wanted: object
+) -> DraftError | TraceError:
+    return error_type(
+        Finding(
+            code=code,
+            message="the draft takes this tensor from its target, and cannot use the target's",
+            file=theirs.file,
+            tensor=theirs.name,
+            expected=str(wanted),
+            found=f"{theirs.dtype} {list(theirs.shape)}",
+            hint="give the target that the draft was trained for, in a float dtype",
+        )
+    )
+
+
+def _tokenizer_sha256(folder: Path) -> str | None:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    return hashlib.sha256(read_limited(path, limit=_MAX_TOKENIZER_BYTES)).hexdigest()
+
+
+def _usage(code: str, message: str, wanted: Sequence[int], found: Sequence[int]) -> UsageError:
+    expected = f"{wanted[0]} .. {wanted[-1]}" if isinstance(wanted, range) else str(wanted)
+    return UsageError(
+        Finding(
+            code=code,
+            message=message,
+            key="--layers",
+            expected=expected,
+            found=str(list(found)),
+            hint="-1 is the embedding output, k the output of decoder layer k",
+        )
+    )

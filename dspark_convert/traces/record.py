@@ -1,0 +1,218 @@
+"""Record a trace: run a target once over some prompts, and keep what judging drafts needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from dspark_convert import __version__
+from dspark_convert.errors import Finding, UsageError
+from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
+from dspark_convert.runtime.load_target import load_target
+from dspark_convert.runtime.sampling import SamplingOptions, option_out_of_range
+from dspark_convert.runtime.target import Target
+from dspark_convert.schemas.trace import (
+    MAX_SEQUENCES,
+    FeatureDtype,
+    TraceHeader,
+    TraceSampling,
+    TraceSequenceEntry,
+)
+from dspark_convert.traces.generate import (
+    TextInput,
+    TextSettings,
+    read_texts,
+    require_known,
+    sample_texts,
+)
+from dspark_convert.traces.given import read_given
+from dspark_convert.traces.plan import (
+    DTYPES,
+    Layers,
+    Pair,
+    choose_layers,
+    identify_target,
+    read_pair,
+    require_size,
+    stop_token_ids_of,
+    stored_dtype,
+)
+from dspark_convert.traces.prompts import encode_prompts, read_prompts
+from dspark_convert.traces.tokenizer import load_tokenizer
+from dspark_convert.traces.trace import TraceSequence
+from dspark_convert.traces.writer import staged_trace, trace_nbytes
+
+Progress = Callable[[str, int, int], None]
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """All knobs of ``dspark-verify record``.
+
+    ``dtype`` None runs the target as it is stored; ``feature_dtype`` None keeps hidden states in
+    the dtype that they have there. ``stop_token_ids`` None: the target's own. With ``given`` the
+    prompts file holds responses, which the target only reads.
+
+    Raises ``UsageError`` (``option-out-of-range``, ``given-needs-prompts``).
+    """
+
+    target: Path
+    draft: Path
+    output: Path
+    prompts: Path | None = None
+    given: bool = False
+    layers: Layers = None
+    neighbours: bool = False
+    max_new_tokens: int = 128
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    stop_token_ids: frozenset[int] | None = None
+    seed: int = 0
+    batch_size: int = 8
+    device: torch.device = _CPU
+    dtype: torch.dtype | None = None
+    feature_dtype: Literal["float32", "bfloat16"] | None = None
+    top_log_probs: int = 256
+    max_bytes: int | None = None
+    overwrite: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values without a meaning."""
+        for name, least in (("max_new_tokens", 1), ("batch_size", 1), ("top_log_probs", 0)):
+            value: int = getattr(self, name)
+            if value < least:
+                raise option_out_of_range(name, f"{least} or above", value)
+        if self.stop_token_ids and min(self.stop_token_ids) < 0:
+            raise option_out_of_range("stop_token_ids", "0 or above", min(self.stop_token_ids))
+        if self.given and self.prompts is None:
+            raise UsageError(
+                Finding(
+                    code="given-needs-prompts",
+                    message="--given reads responses from a file, and no --prompts was given",
+                    hint="give --prompts FILE whose lines hold a prompt and its response",
+                )
+            )
+
+
+def record(
+    options: RecordOptions,
+    *,
+    on_size: Callable[[int], None] = lambda nbytes: None,
+    on_progress: Progress = lambda *news: None,
+) -> TraceHeader:
+    """Record a trace for a draft and return its header.
+
+    ``on_size`` hears, before the target is loaded, how large the trace can become at most.
+
+    Raises:
+        UsageError: options that cannot be meant, prompts that the target cannot read.
+        CheckpointError, DialectError, DraftError, PromptError: an input cannot be read.
+        TraceError: ``trace-too-large``, ``trace-not-finite``, ``target-tensor-unsupported``.
+        OutputError: see ``staged_trace``.
+    """
+    pair = read_pair(options.draft, options.target)
+    texts = _read_inputs(options)
+    require_known([text.prompt_ids for text in texts], pair.vocab_size)
+    if options.given:
+        require_known([text.response_ids for text in texts], pair.vocab_size)
+    plan = plan_header(options, pair, texts)
+    nbytes = trace_nbytes(plan, pair.borrowed)
+    on_size(nbytes)
+    require_size(nbytes, options.max_bytes)
+    with staged_trace(
+        options.output,
+        plan,
+        pair.borrowed,
+        overwrite=options.overwrite,
+        protected=(options.target, options.draft),
+    ) as writer:
+        target = load_target(
+            options.target,
+            device=options.device,
+            dtype=options.dtype or DTYPES[stored_dtype(pair.target)],
+            trust_remote_code=options.trust_remote_code,
+        )
+        for sequence in run_texts(target, texts, plan, options):
+            writer.add(sequence)
+            on_progress("recording", len(writer), len(texts))
+    return writer.header
+
+
+def plan_header(options: RecordOptions, pair: Pair, texts: Sequence[TextInput]) -> TraceHeader:
+    """The header, with every sequence as long as it can become."""
+    sampling, stop = options.sampling, options.stop_token_ids
+    largest = min(options.top_log_probs, pair.vocab_size)
+    generated = options.max_new_tokens + pair.extra_tokens
+    run_dtype = _name(options.dtype) if options.dtype else stored_dtype(pair.target)
+    return TraceHeader(
+        tool_version=__version__,
+        recorded_by="dspark-verify",
+        target=identify_target(pair.target, run_dtype),
+        text_origin="given" if options.given else "target",
+        sampling=TraceSampling(
+            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+        ),
+        max_new_tokens=options.max_new_tokens,
+        extra_tokens=pair.extra_tokens,
+        stop_token_ids=tuple(sorted(stop_token_ids_of(pair.target) if stop is None else stop)),
+        seed=None if options.given or sampling.greedy else options.seed,
+        layer_ids=choose_layers(pair, options.layers, neighbours=options.neighbours),
+        feature_dtype=options.feature_dtype or run_dtype,
+        has_log_probs=True,
+        has_argmax=True,
+        top_log_probs=largest,
+        top_temperature=None if not largest else 1.0 if sampling.greedy else sampling.temperature,
+        has_embedding=EMBEDDING in pair.borrowed,
+        has_lm_head=LM_HEAD in pair.borrowed,
+        sequences=tuple(_longest_entry(text, generated) for text in texts),
+    )
+
+
+def run_texts(
+    target: Target, texts: Sequence[TextInput], plan: TraceHeader, options: RecordOptions
+) -> Iterator[TraceSequence]:
+    """The sequences that the plan announces, one after the other."""
+    settings = TextSettings(
+        layer_ids=plan.layer_ids,
+        max_generated=plan.max_new_tokens + plan.extra_tokens,
+        sampling=options.sampling,
+        stop_token_ids=frozenset(plan.stop_token_ids),
+        top_log_probs=plan.top_log_probs,
+        feature_dtype=DTYPES[plan.feature_dtype],
+    )
+    if plan.text_origin == "given":
+        return read_texts(target, texts, settings)
+    generator = torch.Generator().manual_seed(options.seed)
+    return sample_texts(target, texts, settings, batch_size=options.batch_size, generator=generator)
+
+
+def _read_inputs(options: RecordOptions) -> list[TextInput]:
+    tokenizer = load_tokenizer(options.target, trust_remote_code=options.trust_remote_code)
+    if options.given:
+        assert options.prompts is not None, "the options were checked"
+        texts = read_given(options.prompts, tokenizer)
+    else:
+        prompts = read_prompts(options.prompts)
+        encoded = encode_prompts(prompts, tokenizer)
+        texts = [
+            TextInput(prompt.id, tuple(ids)) for prompt, ids in zip(prompts, encoded, strict=True)
+        ]
+    if len(texts) > MAX_SEQUENCES:
+        raise option_out_of_range("prompts", f"at most {MAX_SEQUENCES} a trace", len(texts))
+    return texts
+
+
+def _longest_entry(text: TextInput, generated: int) -> TraceSequenceEntry:
+    prompt = len(text.prompt_ids)
+    length = min(len(text.response_ids), generated) if text.response_ids else generated
+    return TraceSequenceEntry(id=text.id, num_tokens=prompt + length, first_generated=prompt)
+
+
+def _name(dtype: torch.dtype) -> FeatureDtype:
+    return next(name for name, known in DTYPES.items() if known == dtype)

@@ -1,0 +1,307 @@
+"""Traces: what a target model did on some texts, recorded so that drafts are judged without it.
+
+A trace is a safetensors file. The text ``dspark_trace`` of its metadata is a ``TraceHeader``; each
+sequence has tensors ``seq.NNNNN.NAME`` (see `sequence_tensors`), and the rows that a draft borrows
+from its target lie beside them under their canonical names. Several files of one run are a set.
+
+Shapes: T tokens of a text, P of its prompt, K largest probabilities, L layers, H target hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from dspark_convert.errors import Findings
+from dspark_convert.formats.target import TargetWeights, judge_pairing
+from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
+from dspark_convert.schemas.draft import DraftConfig
+from dspark_convert.schemas.trace import TraceSequenceEntry
+from dspark_convert.traces.file import (
+    RECORD_AGAIN,
+    TraceError,
+    TraceFile,
+    open_trace_file,
+    sequence_prefix,
+    sequence_tensors,
+    trace_error,
+)
+
+__all__ = [
+    "Trace",
+    "TraceError",
+    "TraceSequence",
+    "open_trace",
+    "require_draft",
+    "require_layers",
+    "require_target",
+]
+
+
+@dataclass(frozen=True)
+class TraceSequence:
+    """One text. Entry i of the tensors of length T - P is about position P + i.
+
+    ``log_probs``, and the K largest where the text was sampled, are logarithms of p as rejection
+    sampling uses it: after temperature, top-k and top-p. For a greedy text the K largest are those
+    at temperature 1 without filters (``TraceHeader.top_temperature``).
+    """
+
+    id: str
+    token_ids: Tensor
+    """int64 [T]: the prompt and all that follows it."""
+    first_generated: int
+    """P, the position of the first token after the prompt."""
+    layer_ids: tuple[int, ...]
+    features: Tensor
+    """[T, L, H]: raw residual streams of ``layer_ids``."""
+    log_probs: Tensor | None = None
+    """fp32 [T - P]; -inf for a token that the settings rule out (given texts only)."""
+    top_ids: Tensor | None = None
+    """int32 [T - P, K], most likely first."""
+    top_log_probs: Tensor | None = None
+    """fp32 [T - P, K]; -inf where fewer than K tokens have a probability."""
+    tail_mass: Tensor | None = None
+    """fp32 [T - P]: probability of all other tokens together."""
+    argmax_ids: Tensor | None = None
+    """int64 [T - P]."""
+    top2_gap: Tensor | None = None
+    """fp32 [T - P]: between the two largest raw logits."""
+
+    @property
+    def entry(self) -> TraceSequenceEntry:
+        """What a header says of this text."""
+        return TraceSequenceEntry(
+            id=self.id, num_tokens=len(self.token_ids), first_generated=self.first_generated
+        )
+
+    def features_of(self, layer_ids: Sequence[int]) -> list[Tensor]:
+        """Features [T, H] of each layer, in the order asked for; views, not copies.
+
+        Raises ``TraceError`` (``trace-layers-missing``).
+        """
+        _require_recorded(self.layer_ids, layer_ids)
+        return [self.features[:, self.layer_ids.index(layer_id)] for layer_id in layer_ids]
+
+
+class Trace:
+    """The sequences of one file or of a set, read one at a time and memory-mapped.
+
+    Going through it again reads them again.
+    """
+
+    def __init__(self, files: Sequence[TraceFile]) -> None:
+        self.files = tuple(files)
+        first = files[0].header
+        self.header = first.model_copy(
+            update={
+                "sequences": tuple(entry for file in files for entry in file.header.sequences),
+                "has_embedding": any(file.header.has_embedding for file in files),
+                "has_lm_head": any(file.header.has_lm_head for file in files),
+            }
+        )
+        self._places = [
+            (file, index) for file in files for index in range(len(file.header.sequences))
+        ]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[TraceSequence]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> TraceSequence:
+        """Read one sequence; its tensors are views of the mapped file.
+
+        Raises ``TraceError``: ``trace-token-unknown``, ``trace-text-incomplete``,
+        ``trace-probability-invalid``.
+        """
+        file, number = self._places[index]
+        entry = file.header.sequences[number]
+        names = sequence_tensors(file.header, entry)
+        prefix = sequence_prefix(number)
+        with safe_open(file.path, framework="pt") as stored:
+            tensors = {name: stored.get_tensor(prefix + name) for name in names}
+        sequence = TraceSequence(
+            id=entry.id,
+            first_generated=entry.first_generated,
+            layer_ids=file.header.layer_ids,
+            **tensors,
+        )
+        _check_values(sequence, file, prefix)
+        return sequence
+
+    def embedding(self) -> Tensor | None:
+        """The target's input embedding [rows, H] as its checkpoint stores it, if recorded."""
+        return self._borrowed("has_embedding", EMBEDDING)
+
+    def lm_head(self) -> Tensor | None:
+        """The target's output head [rows, H] as its checkpoint stores it, if recorded."""
+        return self._borrowed("has_lm_head", LM_HEAD)
+
+    def stand_ins(self) -> dict[str, Tensor]:
+        """What a draft may borrow, by canonical name: the ``stand_ins`` of ``load_draft``."""
+        tensors = {EMBEDDING: self.embedding(), LM_HEAD: self.lm_head()}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    def _borrowed(self, flag: Literal["has_embedding", "has_lm_head"], name: str) -> Tensor | None:
+        for file in self.files:
+            if getattr(file.header, flag):
+                with safe_open(file.path, framework="pt") as stored:
+                    tensor: Tensor = stored.get_tensor(name)
+                return tensor
+        return None
+
+
+def open_trace(*paths: Path) -> Trace:
+    """Open a trace: a file, several files, or folders of files. No tensor data is read.
+
+    Raises:
+        CheckpointError: a file is no safetensors file, or damaged, or truncated.
+        TraceError: ``trace-missing``, ``trace-foreign``, ``trace-header-invalid``,
+            ``trace-version-unsupported``, ``trace-tensor-missing``, ``trace-tensor-unexpected``,
+            ``trace-tensor-mismatch``, ``trace-set-mixed``.
+    """
+    files = [open_trace_file(file) for path in paths for file in _files_of(path)]
+    if not files:
+        raise trace_error(
+            "trace-missing", "there is no trace here", found=", ".join(map(str, paths))
+        )
+    for file in files[1:]:
+        _require_one_run(files[0], file)
+    return Trace(files)
+
+
+def require_layers(trace: Trace, layer_ids: Sequence[int]) -> None:
+    """Raise ``TraceError`` (``trace-layers-missing``) unless all these layers were recorded."""
+    _require_recorded(trace.header.layer_ids, layer_ids)
+
+
+def require_target(trace: Trace, target: TargetWeights | str) -> None:
+    """Raise ``TraceError`` (``trace-other-target``) unless the trace is of this target.
+
+    ``target`` is the checkpoint, or the SHA-256 of its ``config.json``.
+    """
+    found = target if isinstance(target, str) else target.checkpoint.config_sha256
+    recorded = trace.header.target
+    if found != recorded.config_sha256:
+        raise trace_error(
+            "trace-other-target",
+            "the trace was recorded from another target model",
+            expected=f"{recorded.name}, config {recorded.config_sha256[:12]}",
+            found=f"config {found[:12]}",
+            hint="give the target of the trace, or record a trace of this one",
+        )
+
+
+def require_draft(trace: Trace, draft: DraftConfig) -> None:
+    """Raise unless the trace has what this draft needs.
+
+    Raises:
+        TraceError: ``trace-layers-missing``; ``trace-too-short`` when too few tokens were kept past
+            the limit for the draft's last round; the codes of ``judge_pairing`` when the draft was
+            made for another target.
+    """
+    header = trace.header
+    findings = Findings()
+    sizes = header.target.model_dump(include={"hidden_size", "num_hidden_layers", "vocab_size"})
+    judge_pairing(draft, sizes, header.target.vocab_size, findings)
+    findings.raise_errors(TraceError)
+    require_layers(trace, draft.target_layer_ids)
+    if header.text_origin == "target" and header.extra_tokens <= draft.num_speculative_tokens:
+        raise trace_error(
+            "trace-too-short",
+            "the texts end too early for the last round of this draft",
+            expected=f"{draft.num_speculative_tokens + 1} tokens past the limit",
+            found=f"{header.extra_tokens}",
+            hint="record the trace again with --for this draft",
+        )
+
+
+def _files_of(path: Path) -> list[Path]:
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+
+
+def _check_values(sequence: TraceSequence, file: TraceFile, prefix: str) -> None:
+    """Ids index tables, so they must be in range; a sampled text must be whole."""
+    header, where = file.header, file.path.name
+    _check_probabilities(sequence, where, prefix)
+    for name in ("token_ids", "argmax_ids", "top_ids"):
+        ids: Tensor | None = getattr(sequence, name)
+        if ids is None:
+            continue
+        low, high = (int(bound) for bound in torch.aminmax(ids))
+        if low < 0 or high >= header.target.vocab_size:
+            raise trace_error(
+                "trace-token-unknown",
+                "a token id lies outside the vocabulary of the target",
+                file=where,
+                tensor=prefix + name,
+                expected=f"0 .. {header.target.vocab_size - 1}",
+                found=f"{low} .. {high}",
+                hint=RECORD_AGAIN,
+            )
+    length = len(sequence.token_ids) - sequence.first_generated
+    whole = header.max_new_tokens + header.extra_tokens
+    stopped = int(sequence.token_ids[-1]) in header.stop_token_ids
+    if header.text_origin == "target" and length < whole and not stopped:
+        raise trace_error(
+            "trace-text-incomplete",
+            "a text ends before its limit, and not with a stop token",
+            file=where,
+            tensor=f"{prefix}token_ids",
+            expected=f"{whole} generated tokens",
+            found=str(length),
+            hint=RECORD_AGAIN,
+        )
+
+
+def _require_one_run(first: TraceFile, other: TraceFile) -> None:
+    """Files of a set differ only in their sequences, their seed, and what they lend to drafts."""
+    differing = {"sequences", "seed", "has_embedding", "has_lm_head", "tool_version"}
+    one, two = (file.header.model_dump(exclude=differing) for file in (first, other))
+    for key, value in one.items():
+        if two[key] != value:
+            raise trace_error(
+                "trace-set-mixed",
+                "the files of a set must come from one target with one setting",
+                file=other.path.name,
+                key=key,
+                expected=f"{value} as in {first.path.name}",
+                found=str(two[key]),
+                hint="give files of one recording, or one file at a time",
+            )
+
+
+def _require_recorded(recorded: Sequence[int], wanted: Sequence[int]) -> None:
+    if missing := sorted(set(wanted) - set(recorded)):
+        raise trace_error(
+            "trace-layers-missing",
+            "the trace lacks hidden states of layers that the draft listens to",
+            expected=f"layers {sorted(set(wanted))}",
+            found=f"layers {sorted(recorded)}; missing {missing}",
+            hint="record again with --for this draft, or with --layers all",
+        )
+
+
+def _check_probabilities(sequence: TraceSequence, where: str, prefix: str) -> None:
+    """Logarithms are at most 0, masses at most 1, but for rounding; nothing is NaN."""
+    for name, most in (("log_probs", 0.0), ("top_log_probs", 0.0), ("tail_mass", 1.0)):
+        values: Tensor | None = getattr(sequence, name)
+        if values is None or bool((values <= most + 1e-3).all()):
+            continue
+        raise trace_error(
+            "trace-probability-invalid",
+            "a stored probability cannot be one",
+            file=where,
+            tensor=prefix + name,
+            expected=f"at most {most:g}",
+            found="NaN" if values.isnan().any() else f"{float(values.max()):g}",
+            hint=RECORD_AGAIN,
+        )

@@ -1,1 +1,0 @@
-"""Does a draft still draft well: checks, verdicts and the report."""

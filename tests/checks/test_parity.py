@@ -1,0 +1,79 @@
+"""Parity of a conversion: bit-equal, equal at the shared tokens when expanded, or named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+# ruff: noqa: E402 - the modules below need PyTorch
+from safetensors.torch import load_file, save_file
+
+from dspark_convert.checks.parity import check_parity
+from dspark_convert.conversion import plan_to_dense, run_conversion
+from dspark_convert.errors import DraftError
+from dspark_convert.runtime import load_draft
+from dspark_convert.schemas.report import CheckResult, ParityNumbers
+
+REDUCED = "spec_vanilla_reduced_anchor_bf16"
+WEIGHTS = "model.safetensors"
+
+
+def convert(source: Path, output: Path, *, expand: bool = False) -> Path:
+    run_conversion(plan_to_dense(source, expand_vocabulary=expand), output)
+    return output
+
+
+def compare(original: Path, converted: Path) -> CheckResult:
+    return check_parity(original, converted, target=None, device=torch.device("cpu"), seed=0)
+
+
+def scale(folder: Path, name: str, factor: float) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors[name] = tensors[name] * factor
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "name", [REDUCED, "spec_gated_reduced_1plusN_bf16", "spec_rnn_full_anchor_sharded_bf16"]
+)
+def test_a_conversion_is_bit_equal(golden: Path, tmp_path: Path, name: str) -> None:
+    source = golden / name / "checkpoint"
+    result = compare(source, convert(source, tmp_path / "out"))
+    assert result.verdict == "pass", result.reason
+
+
+@pytest.mark.parametrize("name", [REDUCED, "spec_gated_reduced_1plusN_bf16"])
+def test_an_expanded_vocabulary_is_compared_at_the_shared_tokens(
+    golden: Path, tmp_path: Path, name: str
+) -> None:
+    source = golden / name / "checkpoint"
+    output = convert(source, tmp_path / "out", expand=True)
+    assert compare(source, output).verdict == "pass"
+    scale(output, "lm_head.weight", 1.02)
+    assert compare(source, output).verdict == "fail"
+
+
+@pytest.mark.parametrize("name", ["norm.weight", "markov_head.markov_w2.weight", "lm_head.weight"])
+def test_a_changed_tensor_is_found(golden: Path, tmp_path: Path, name: str) -> None:
+    source = golden / REDUCED / "checkpoint"
+    output = convert(source, tmp_path / "out")
+    scale(output, name, 1.01)
+    result = compare(source, output)
+    assert result.verdict == "fail"
+    assert isinstance(result.numbers, ParityNumbers)
+    assert result.numbers.max_abs_difference
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(
+    golden: Path, tmp_path: Path, value: float
+) -> None:
+    output = convert(golden / REDUCED / "checkpoint", tmp_path / "out")
+    scale(output, "norm.weight", value)
+    with pytest.raises(DraftError) as caught:
+        load_draft(output, target=golden / "verifier_bf16")
+    assert caught.value.code == "weights-not-finite"
+    assert "norm.weight" in str(caught.value)

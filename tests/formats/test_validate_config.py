@@ -1,0 +1,97 @@
+"""Values that no draft can have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dspark_convert.errors import Findings
+from dspark_convert.formats.dialects import from_aux_ids, to_aux_ids
+from dspark_convert.formats.rules import Place
+from dspark_convert.formats.validate_config import judge_config
+from dspark_convert.schemas.draft import Layout
+
+from .helpers import DENSE, config_of, errors, parsed
+
+
+def judged(document: dict[str, Any] | None = None, **keys: Any) -> list[str]:
+    config = parsed(config_of(DENSE)).model_copy(update=keys)
+    findings = Findings()
+    judge_config(config, document or config_of(DENSE), findings)
+    return errors(findings)
+
+
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [
+        ({"target_layer_ids": ()}, "layer-ids-invalid"),
+        ({"target_layer_ids": (1, 1)}, "layer-ids-invalid"),
+        ({"target_layer_ids": (2, 1)}, "layer-ids-invalid"),
+        ({"target_layer_ids": (-2, 1)}, "layer-ids-invalid"),
+        ({"target_layer_ids": (1, 4)}, "layer-ids-invalid"),
+        ({"mask_token_id": 320}, "mask-token-out-of-range"),
+        ({"layout": Layout.BONUS_ANCHOR, "block_size": 1}, "block-too-short"),
+        ({"num_attention_heads": 3}, "heads-invalid"),
+        ({"rope_parameters": {"rope_theta": 0.0}}, "config-invalid"),
+        ({"rope_parameters": {"rope_theta": -1e6}}, "config-invalid"),
+    ],
+)
+def test_value_is_refused(keys: dict[str, Any], code: str) -> None:
+    assert judged(**keys) == [code]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"target_layer_ids": (-1, 0, 3)},
+        {"target_layer_ids": (1, 99), "num_target_layers": None},
+        {"mask_token_id": 0},
+        {"mask_token_id": 319},
+        {"block_size": 1},
+    ],
+)
+def test_value_at_the_edge_is_accepted(keys: dict[str, Any]) -> None:
+    assert judged(**keys) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "code"),
+    [
+        ({"quantization_config": {"bits": 4}}, "quantised-draft"),
+        ({"transformer_layer_config": {"quantization_config": {}}}, "quantised-draft"),
+        ({"compression_config": {}}, "quantised-draft"),
+        ({"model_type": "llama"}, "decoder-unsupported"),
+        ({"transformer_layer_config": {"model_type": "gemma4"}}, "decoder-unsupported"),
+        ({"is_causal": True}, "causal-full-attention"),
+        ({"transformer_layer_config": {"is_causal": True}}, "causal-full-attention"),
+        ({"dflash_config": {"causal": True}}, "causal-full-attention"),
+    ],
+)
+def test_document_is_refused(document: dict[str, Any], code: str) -> None:
+    assert judged(document) == [code]
+
+
+def methods(*tokens: int) -> dict[str, Any]:
+    counts = [{"speculative_tokens": count} for count in tokens]
+    return {"speculators_config": {"proposal_methods": counts}}
+
+
+@pytest.mark.parametrize(("tokens", "faults"), [((1, 7), 0), ((7, 8), 1), ((0, -1, 10**30), 3)])
+def test_tokens_of_every_method_must_come_from_a_block(
+    tokens: tuple[int, ...], faults: int
+) -> None:
+    assert judged(methods(*tokens)) == ["speculative-tokens-invalid"] * faults
+
+
+@pytest.mark.parametrize("keys", [{"target_layer_ids": (2, 1, 0)}, {"target_layer_ids": (1, 4)}])
+def test_layer_ids_are_told_as_the_file_spells_them(keys: dict[str, Any]) -> None:
+    config = parsed(config_of(DENSE)).model_copy(update=keys)
+    findings = Findings()
+    place = Place(("aux_hidden_state_layer_ids",), from_aux_ids, to_aux_ids)
+    judge_config(config, config_of(DENSE), findings, layer_ids=place)
+    (finding,) = findings
+    assert finding.key == "aux_hidden_state_layer_ids"
+    assert finding.found in ("[3, 2, 1]", "[5]")
+    assert "one less than aux_hidden_state_layer_ids" in str(finding.hint)

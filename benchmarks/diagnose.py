@@ -25,9 +25,9 @@ from torch import Tensor
 from benchmarks.random_pair import QWEN3_8B, TINY, Size, build_draft
 from benchmarks.replay import TOP, describe_machine, random_sequence, replay_one, stopwatch
 from dspark_convert.diagnosis.diagnose import diagnose, plan_trials
-from dspark_convert.diagnosis.hypotheses import MAX_MASKS, Surroundings
+from dspark_convert.diagnosis.hypotheses import MAX_MASKS, TargetFacts
 from dspark_convert.diagnosis.shared_replay import SharedReplay
-from dspark_convert.diagnosis.subject import Subject, Suspect
+from dspark_convert.diagnosis.subject import DiagnosisInput, ReplayInput
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.runtime import DecodeOptions, DraftModel
 from dspark_convert.runtime.fast import choose_steps
@@ -66,13 +66,13 @@ class Cost:
         return self.diagnosis_seconds / self.replay_seconds
 
 
-def measure_diagnosis(name: str, subject: Subject, tokens: int) -> Cost:
+def measure_diagnosis(name: str, subject: ReplayInput, tokens: int) -> Cost:
     """Both on the same texts, of which ``tokens`` anchors each are replayed."""
     draft = subject.draft
     steps = choose_steps(draft, "auto")
     readings, backbones = count_work(subject)
     decode = DecodeOptions(max_new_tokens=tokens, temperature=TEMPERATURE)
-    suspect = Suspect(name, "random", (), (), subject)
+    suspect = DiagnosisInput(name, "random", (), (), subject)
     replays, diagnoses = [], []
     for _ in range(WARM_UP + RUNS):
         with stopwatch(draft.device) as replay_seconds:
@@ -95,13 +95,13 @@ def measure_diagnosis(name: str, subject: Subject, tokens: int) -> Cost:
     )
 
 
-def count_work(subject: Subject) -> tuple[int, int]:
+def count_work(subject: ReplayInput) -> tuple[int, int]:
     """Readings that are tried, and backbones among them."""
     readings = [trial.reading for trial in plan_trials(subject)[0]]
     return len(readings), len(SharedReplay(readings).backbones)
 
 
-def build_subject(size: Size, device: torch.device, texts: int, tokens: int) -> Subject:
+def build_subject(size: Size, device: torch.device, texts: int, tokens: int) -> ReplayInput:
     """A random draft with all that is known of its target, and texts of ``tokens`` anchors."""
     draft = build_draft(size, size.vocabulary, device)
     past = draft.config.num_speculative_tokens + 1
@@ -111,16 +111,16 @@ def build_subject(size: Size, device: torch.device, texts: int, tokens: int) -> 
         random_sequence(draft, 1 + tokens + past, layer_ids, seed=seed) for seed in range(texts)
     ]
     weights = draft.state_dict()
-    around = Surroundings(
+    around = TargetFacts(
         build_header(size, sequences, tokens, past),
         config={"rope_theta": 5e6},
         tensors={name: weights[name].cpu().roll(1, 0) for name in (EMBEDDING, LM_HEAD)},
         special_token_ids=tuple(range(MAX_MASKS)),
     )
-    return Subject(draft, around, sequences)
+    return ReplayInput(draft, around, sequences)
 
 
-def plant_cause(subject: Subject) -> Subject:
+def plant_cause(subject: ReplayInput) -> ReplayInput:
     """The same draft, with texts on which it would do well if it were read as ``BETTER``."""
     (right,) = (
         trial.reading.draft for trial in plan_trials(subject)[0] if trial.hypothesis.id == BETTER

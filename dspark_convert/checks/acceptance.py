@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dspark_convert.replay.intervals import judge, prompts_to_decide, ratio_interval95
+from dspark_convert.replay.intervals import decide, prompts_to_decide, ratio_interval95
 from dspark_convert.runtime.records import DecodeResult, Round
 from dspark_convert.schemas.report import (
     AcceptanceNumbers,
@@ -101,7 +101,7 @@ def measure_acceptance(
     """The ``acceptance`` check. ``mass_outside`` is computed by the observer of the run."""
     tally = count_rounds(results, settings.num_tokens)
     prompts = zip(prompt_ids, results, strict=True)
-    return judge_acceptance(
+    return decide_acceptance(
         tally,
         settings,
         drafted=_drafted(results),
@@ -114,7 +114,7 @@ def measure_acceptance(
     )
 
 
-def judge_acceptance(tally: Tally, settings: AcceptanceSettings, **numbers: Any) -> CheckResult:
+def decide_acceptance(tally: Tally, settings: AcceptanceSettings, **numbers: Any) -> CheckResult:
     """The ``acceptance`` check of counts, or of expected counts.
 
     ``numbers`` are the fields of ``AcceptanceNumbers`` that do not follow from the tally.
@@ -165,10 +165,10 @@ def _verdict(
     """Verdict, reason, and the prompts that would decide an undecided accepted length."""
     if length is None or all(value is None for value in conditional):
         return "inconclusive", "no token was drafted, so there is nothing to accept", None
-    verdict, reason, needed = _judge_length(settings, length, interval, prompts)
+    verdict, reason, needed = _decide_length(settings, length, interval, prompts)
     for position, threshold in enumerate(settings.min_acceptance):
         value, bounds = conditional[position], conditional_intervals[position]
-        at_position = "inconclusive" if value is None else judge(bounds, threshold)
+        at_position = "inconclusive" if value is None else decide(bounds, threshold)
         if at_position == "pass" or verdict == "fail":
             continue
         words = "below" if at_position == "fail" else "not decidedly at"
@@ -180,7 +180,7 @@ def _verdict(
     return verdict, reason, needed
 
 
-def _judge_length(
+def _decide_length(
     settings: AcceptanceSettings, length: float, interval: Interval | None, prompts: int
 ) -> tuple[Verdict, str, int | None]:
     said = f"accepted length {length:.3f} {_bounds(interval)}, bonus included"
@@ -189,7 +189,7 @@ def _judge_length(
         if length < USELESS_BELOW:
             return "fail", f"{said}, is below {USELESS_BELOW}: the draft only costs", None
         return "pass", f"{said}; no threshold was given", None
-    verdict = judge(interval, threshold)
+    verdict = decide(interval, threshold)
     if verdict == "pass":
         return verdict, f"{said}, reaches {threshold:g}", None
     if verdict == "fail":

@@ -41,7 +41,7 @@ def check_confidence(results: Sequence[DecodeResult], num_tokens: int) -> CheckR
                 positions.append(index + 1)
                 scores.append(round_.confidence[index])
                 outcomes.append(index < round_.accepted)
-    return judge_confidence(
+    return decide_confidence(
         np.array(positions, dtype=int),
         np.array(scores, dtype=float),
         np.array(outcomes, dtype=float),
@@ -50,7 +50,7 @@ def check_confidence(results: Sequence[DecodeResult], num_tokens: int) -> CheckR
     )
 
 
-def judge_confidence(
+def decide_confidence(
     positions: npt.NDArray[np.int64],
     scores: Floats,
     accepted: Floats,
@@ -79,7 +79,7 @@ def judge_confidence(
         ),
         reliability=_reliability(scores, accepted, weights),
     )
-    verdict, reason = _judge(numbers, ranking)
+    verdict, reason = _decide(numbers, ranking)
     return CheckResult(id="confidence", verdict=verdict, reason=reason, numbers=numbers)
 
 
@@ -109,7 +109,7 @@ def _means(scores: Floats, accepted: Floats, weights: Floats) -> dict[str, Any]:
     }
 
 
-def _judge(numbers: ConfidenceNumbers, ranking: Ranking | None) -> tuple[Verdict, str]:
+def _decide(numbers: ConfidenceNumbers, ranking: Ranking | None) -> tuple[Verdict, str]:
     if ranking is None:
         return "inconclusive", f"all of {numbers.tokens:g} tokens had the same fate"
     if numbers.tokens < MIN_TOKENS:

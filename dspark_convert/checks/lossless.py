@@ -51,7 +51,7 @@ def check_greedy(
         tie_ulp=TIE_ULP,
         differences=tuple(differences),
     )
-    verdict, reason = _judge_greedy(numbers)
+    verdict, reason = _decide_greedy(numbers)
     return CheckResult(id="lossless-greedy", verdict=verdict, reason=reason, numbers=numbers)
 
 
@@ -70,7 +70,7 @@ def check_sampling(observer: RunObserver, temperature: float) -> CheckResult:
         p_value=None if statistic is None else chi_square_tail(statistic, CHI_SQUARE_BINS - 1),
         significance=SIGNIFICANCE,
     )
-    verdict, reason = _judge_sampling(numbers)
+    verdict, reason = _decide_sampling(numbers)
     return CheckResult(id="lossless-sampling", verdict=verdict, reason=reason, numbers=numbers)
 
 
@@ -112,7 +112,7 @@ def _first_difference(
     )
 
 
-def _judge_greedy(numbers: LosslessGreedyNumbers) -> tuple[Verdict, str]:
+def _decide_greedy(numbers: LosslessGreedyNumbers) -> tuple[Verdict, str]:
     real = [difference for difference in numbers.differences if not difference.tie]
     if real:
         first = real[0]
@@ -127,7 +127,7 @@ def _judge_greedy(numbers: LosslessGreedyNumbers) -> tuple[Verdict, str]:
     return "pass", f"{said}; {ties} part at ties" if ties else said
 
 
-def _judge_sampling(numbers: LosslessSamplingNumbers) -> tuple[Verdict, str]:
+def _decide_sampling(numbers: LosslessSamplingNumbers) -> tuple[Verdict, str]:
     if numbers.max_law_error is not None and numbers.max_law_error > MAX_LAW_ERROR:
         return "fail", f"the law of a committed token is off by {numbers.max_law_error:.1e}"
     if numbers.impossible:

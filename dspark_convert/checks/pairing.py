@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dspark_convert.errors import Findings
-from dspark_convert.formats.target import TargetWeights, judge_pairing
+from dspark_convert.formats.target import TargetWeights, validate_pairing
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.report import CheckResult, PairingNumbers
 from dspark_convert.schemas.trace import TraceHeader
@@ -21,7 +21,7 @@ def check_pairing(
 ) -> CheckResult:
     """The ``pairing`` check; ``tokenizer`` is the target's, None when it has none."""
     findings = Findings()
-    judge_pairing(draft, target.config, target.vocab_size, findings)
+    validate_pairing(draft, target.config, target.vocab_size, findings)
     comparison = _compare_tokenizers(draft_folder, tokenizer)
     errors = findings.of("error")
     numbers = PairingNumbers(findings=errors, tokenizer=comparison)
@@ -41,7 +41,7 @@ def check_trace_pairing(draft: DraftConfig, header: TraceHeader) -> CheckResult:
     target = header.target
     sizes = target.model_dump(include={"hidden_size", "num_hidden_layers", "vocab_size"})
     findings = Findings()
-    judge_pairing(draft, sizes, target.vocab_size, findings)
+    validate_pairing(draft, sizes, target.vocab_size, findings)
     errors = findings.of("error")
     return CheckResult(
         id="pairing",

@@ -15,10 +15,10 @@ import torch
 from dspark_convert.checks.acceptance import (
     AcceptanceSettings,
     Tally,
-    judge_acceptance,
+    decide_acceptance,
     to_count,
 )
-from dspark_convert.checks.confidence import judge_confidence
+from dspark_convert.checks.confidence import decide_confidence
 from dspark_convert.checks.worst import Marks, mark_replayed
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.formats.read import read_draft_with_notes
@@ -145,7 +145,7 @@ class ReplayRun:
         outside = sum(text.outside for text in self.texts)
         cut = self.decode.confidence_threshold is not None
         rounds = float(tally.rounds.sum())
-        return judge_acceptance(
+        return decide_acceptance(
             tally,
             settings,
             method="replayed",
@@ -162,7 +162,7 @@ class ReplayRun:
         """The ``confidence`` check of a draft with a confidence head."""
         tokens = np.concatenate([text.tokens for text in self.texts])
         positions, scores, accepted, weights = tokens.T
-        return judge_confidence(positions.astype(int), scores, accepted, weights, self.num_tokens)
+        return decide_confidence(positions.astype(int), scores, accepted, weights, self.num_tokens)
 
     def tally(self) -> Tally:
         """Expected counts of every text."""

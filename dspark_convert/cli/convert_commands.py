@@ -119,7 +119,7 @@ class _Fetching:
             overrides=self.overrides,
             whole=self.whole,
             compared=self.compared,
-            hear=self.sink.findings,
+            on_finding=self.sink.findings,
             progress=self.sink.shows_progress,
         )
         return self.stack.enter_context(opened)
@@ -129,7 +129,7 @@ class _Fetching:
         opened = opened_target(
             text,
             whole=self.whole or self.compared,
-            hear=self.sink.findings,
+            on_finding=self.sink.findings,
             progress=self.sink.shows_progress,
         )
         return self.stack.enter_context(opened)

@@ -23,7 +23,7 @@ from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
 
 if TYPE_CHECKING:
     from dspark_convert.checks.options import VerifyOptions
-    from dspark_convert.diagnosis.subject import Suspect
+    from dspark_convert.diagnosis.subject import DiagnosisInput
     from dspark_convert.runtime import DecodeOptions
     from dspark_convert.traces.record import RecordOptions
 
@@ -133,7 +133,9 @@ def _diagnose(raw: RawRun, options: VerifyOptions, on_progress: Progress) -> Dia
     return diagnose(suspect, decode, seed=raw.seed, steps=steps, on_progress=on_progress)
 
 
-def _find_suspect(options: VerifyOptions, on_progress: Progress) -> tuple[Suspect, DecodeOptions]:
+def _find_suspect(
+    options: VerifyOptions, on_progress: Progress
+) -> tuple[DiagnosisInput, DecodeOptions]:
     """The draft with texts, and how these were made."""
     from dspark_convert.checks.replay_run import follow_trace
     from dspark_convert.diagnosis.subject import suspect_of_target, suspect_of_trace

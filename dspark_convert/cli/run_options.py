@@ -47,7 +47,10 @@ class RawRun:
 def open_folder(raw: RawRun, sink: Sink) -> Callable[[str], Path]:
     """Where a folder or a repository of the Hub lies, fetched if need be."""
     return partial(
-        whole_model, code=raw.trust_remote_code, hear=sink.findings, progress=sink.shows_progress
+        whole_model,
+        code=raw.trust_remote_code,
+        on_finding=sink.findings,
+        progress=sink.shows_progress,
     )
 
 

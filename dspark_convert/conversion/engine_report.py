@@ -7,7 +7,7 @@ from pathlib import Path
 from dspark_convert.checkpoint.names import display_name, repository_of, shown_name
 from dspark_convert.conversion.inspection import published
 from dspark_convert.engines import ENGINES, Engine, gravest, notes_of
-from dspark_convert.engines.view import Published
+from dspark_convert.engines.view import EngineView
 from dspark_convert.errors import Findings
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import read_draft_with_notes
@@ -41,7 +41,7 @@ def report_engines(
     )
 
 
-def _report(engine: Engine, draft: Published, path: str) -> EngineReport:
+def _report(engine: Engine, draft: EngineView, path: str) -> EngineReport:
     notes = notes_of(engine, draft)
     verdict = gravest(notes)
     tokens = draft.config.num_speculative_tokens
@@ -54,7 +54,7 @@ def _report(engine: Engine, draft: Published, path: str) -> EngineReport:
     )
 
 
-def _note_rnn(draft: Published, findings: Findings) -> None:
+def _note_rnn(draft: EngineView, findings: Findings) -> None:
     if draft.bonus_anchor and draft.markov == "rnn":
         findings.note(
             "rnn-state-readings",

@@ -17,16 +17,16 @@ from dspark_convert.conversion.manifest import MANIFEST_FILE
 from dspark_convert.conversion.speculators import (
     find_speculators_origin,
     find_verifier,
-    judge_expressible,
     speculators_rendering,
+    validate_expressible,
 )
 from dspark_convert.conversion.speculators_weights import leave_out_verifiers, speculators_pieces
 from dspark_convert.conversion.spelling import (
     REFERENCE,
     find_engine,
-    judge_for,
     spell_keys,
     spell_pieces,
+    validate_for,
 )
 from dspark_convert.conversion.weights import (
     NOTHING_LEFT_OUT,
@@ -37,11 +37,11 @@ from dspark_convert.conversion.weights import (
     tensor_steps,
 )
 from dspark_convert.engines import engine_notes
-from dspark_convert.engines.view import Published
+from dspark_convert.engines.view import EngineView
 from dspark_convert.errors import DraftError, Findings
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, read_draft_with_notes
-from dspark_convert.formats.target import TargetWeights, find_target_weights, judge_pairing
+from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.plan import ConversionPlan, EarlierConversion, SideFileStep
@@ -94,7 +94,7 @@ def plan_to_dense(
     if engine is not None:
         spell_keys(engine, config, keys)
         pieces = spell_pieces(engine, config, pieces)
-        judge_for(engine, _published(config, keys, pieces), pieces, weights, findings)
+        validate_for(engine, _published(config, keys, pieces), pieces, weights, findings)
     findings.raise_errors(DraftError)
     _note_absent(pieces, findings)
     return _conversion(
@@ -139,8 +139,8 @@ def plan_to_speculators(
     origin = find_speculators_origin(source, history)
     model = find_verifier(verifier, origin, findings)
     if model.weights is not None:
-        _judge_pair(source, model.weights, findings)
-    judge_expressible(source.config, findings)
+        _validate_pair(source, model.weights, findings)
+    validate_expressible(source.config, findings)
     left_out = leave_out_verifiers(
         source,
         model.weights,
@@ -163,9 +163,9 @@ def plan_to_speculators(
     )
 
 
-def _published(config: DraftConfig, keys: ConvertedKeys, pieces: list[Piece]) -> Published:
+def _published(config: DraftConfig, keys: ConvertedKeys, pieces: list[Piece]) -> EngineView:
     names = [piece.name for piece in pieces]
-    return Published(keys.rendering.dialect.name, config, keys.document, names)
+    return EngineView(keys.rendering.dialect.name, config, keys.document, names)
 
 
 def _conversion(
@@ -214,14 +214,14 @@ def _paired(source: DraftSource, weights: TargetWeights | None, findings: Findin
     """The draft's config, with the target's depth where the target is at hand."""
     if weights is None:
         return source.config
-    _judge_pair(source, weights, findings)
+    _validate_pair(source, weights, findings)
     depth = weights.config.get("num_hidden_layers")
     known = source.config.num_target_layers or not isinstance(depth, int)
     return source.config if known else source.config.model_copy(update={"num_target_layers": depth})
 
 
-def _judge_pair(source: DraftSource, target: TargetWeights, findings: Findings) -> None:
-    judge_pairing(
+def _validate_pair(source: DraftSource, target: TargetWeights, findings: Findings) -> None:
+    validate_pairing(
         source.config, target.config, target.vocab_size, findings, layer_ids=source.layer_ids
     )
 

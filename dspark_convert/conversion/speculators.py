@@ -98,7 +98,7 @@ def find_verifier(choice: str | None, origin: Origin | None, findings: Findings)
     recorded = lookup(origin.document, _VERIFIER) if origin else None
     known = recorded if isinstance(recorded, dict) else {}
     if choice is None:
-        _judge_recorded(known, findings)
+        _validate_recorded(known, findings)
         verifier = _recorded_verifier(known)
         findings.note(
             "verifier-restored",
@@ -129,7 +129,7 @@ def find_verifier(choice: str | None, origin: Origin | None, findings: Findings)
     return Verifier(choice, ())
 
 
-def judge_expressible(config: DraftConfig, findings: Findings) -> None:
+def validate_expressible(config: DraftConfig, findings: Findings) -> None:
     """Refuse what a speculators checkpoint has no place for: code ``not-expressible``."""
     if config.target_hidden_size not in (None, config.hidden_size):
         _refuse(
@@ -183,7 +183,7 @@ def _recorded_verifier(known: Mapping[str, Any]) -> Verifier:
     return Verifier(known["name_or_path"], _names(known.get("architectures")))
 
 
-def _judge_recorded(known: Mapping[str, Any], findings: Findings) -> None:
+def _validate_recorded(known: Mapping[str, Any], findings: Findings) -> None:
     if isinstance(known.get("name_or_path"), str):
         return
     hint = "give --verifier OWNER/NAME, or --verifier DIR"

@@ -14,7 +14,7 @@ from dspark_convert.checkpoint.transfer import ranges_equal
 from dspark_convert.conversion.keys import ConvertedKeys
 from dspark_convert.conversion.weights import Piece
 from dspark_convert.engines import WRITTEN_FOR, Engine, notes_of
-from dspark_convert.engines.view import Published
+from dspark_convert.engines.view import EngineView
 from dspark_convert.errors import Finding, Findings, UsageError
 from dspark_convert.formats.rules import assign, dotted, lookup
 from dspark_convert.formats.target import TargetWeights
@@ -72,9 +72,9 @@ def spell_pieces(engine: Engine, config: DraftConfig, pieces: Iterable[Piece]) -
     return spelled
 
 
-def judge_for(
+def validate_for(
     engine: Engine,
-    draft: Published,
+    draft: EngineView,
     pieces: Iterable[Piece],
     target: TargetWeights | None,
     findings: Findings,
@@ -96,7 +96,7 @@ def judge_for(
     ignored = engine.spelling.ignores(draft.config)
     for piece in pieces:
         if piece.name in ignored and piece.action != "filled":
-            _judge_ignored(engine, piece, target, findings)
+            _validate_ignored(engine, piece, target, findings)
 
 
 def _renamed(engine: Engine, piece: Piece) -> Piece:
@@ -126,7 +126,7 @@ def _zeros(engine: Engine, name: str, shape: tuple[int, ...], weight: Piece) -> 
     )
 
 
-def _judge_ignored(
+def _validate_ignored(
     engine: Engine, piece: Piece, target: TargetWeights | None, findings: Findings
 ) -> None:
     if target is None:

@@ -165,7 +165,7 @@ class Judge:
             self._difference(own.accepted_tokens - base.accepted_tokens, MIN_ACCEPTED_TOKENS_GAIN),
         )
 
-    def judge(self, trial: Trial, own: Scores, comparison: Comparison) -> HypothesisResult:
+    def decide(self, trial: Trial, own: Scores, comparison: Comparison) -> HypothesisResult:
         """The result of a reading that was compared with the declared one, by the rule."""
         overlap, tokens = comparison.overlap, comparison.accepted_tokens
         enough = self.texts >= self.rule.min_texts

@@ -23,7 +23,7 @@ from dspark_convert.diagnosis.decision import (
 from dspark_convert.diagnosis.hypotheses import HYPOTHESES, NotApplicableError
 from dspark_convert.diagnosis.scores import Scores, score_readings
 from dspark_convert.diagnosis.screening import Sample, Screening, choose_sample, screen
-from dspark_convert.diagnosis.subject import Subject, Suspect
+from dspark_convert.diagnosis.subject import DiagnosisInput, ReplayInput
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.runtime.replay import PLAIN
@@ -35,7 +35,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def diagnose(
-    suspect: Suspect,
+    suspect: DiagnosisInput,
     decode: DecodeOptions,
     *,
     seed: int = 0,
@@ -66,12 +66,12 @@ def diagnose(
     screening = Screening(trials)
     if sample is not None:
         screening = screen(trials, run.score(trials, "screening", sample), rule, seed)
-    judge, results = run.judge(screening.left, rule, seed)
+    judge, results = run.decide(screening.left, rule, seed)
     outdone = [result for _, result in screening.outdone]
     if outdone and results[screening.best - 1].status != "cause":
         # What outdid them has failed, so the sample was no guide.
         again = [trials[0], *(trial for trial, _ in screening.outdone)]
-        _, outdone = run.judge(again, rule, seed, doing="diagnosing again")
+        _, outdone = run.decide(again, rule, seed, doing="diagnosing again")
     tried = best_of_each([*results, *outdone, *screening.rejected])
     results = [judge.declared(trials[0]), *tried, *refused]
     return _conclude(suspect, results, rule, steps, judged_texts=judge.texts, seed=seed)
@@ -81,7 +81,7 @@ def diagnose(
 class _Run:
     """What trials are replayed on."""
 
-    subject: Subject
+    subject: ReplayInput
     decode: DecodeOptions
     steps: ReplaySteps
     on_progress: Progress
@@ -99,7 +99,7 @@ class _Run:
             on_text=lambda done: self.on_progress(doing, done, len(chosen)),
         )
 
-    def judge(
+    def decide(
         self, trials: Sequence[Trial], rule: DecisionRule, seed: int, *, doing: str = "diagnosing"
     ) -> tuple[Judge, list[HypothesisResult]]:
         """What judged them on all anchors, and the results of all but the declared one, which is
@@ -108,13 +108,13 @@ class _Run:
         declared, *others = self.score(trials, doing, None)
         judge = Judge(declared, rule, seed)
         results = [
-            judge.judge(trial, own, judge.compare(own))
+            judge.decide(trial, own, judge.compare(own))
             for trial, own in zip(trials[1:], others, strict=True)
         ]
         return judge, results
 
 
-def plan_trials(subject: Subject) -> tuple[list[Trial], list[HypothesisResult]]:
+def plan_trials(subject: ReplayInput) -> tuple[list[Trial], list[HypothesisResult]]:
     """Readings to try, the declared one first; and hypotheses that cannot be, with the reason."""
     trials, refused = [], []
     for hypothesis in HYPOTHESES:
@@ -130,7 +130,7 @@ def plan_trials(subject: Subject) -> tuple[list[Trial], list[HypothesisResult]]:
 
 
 def _conclude(
-    suspect: Suspect,
+    suspect: DiagnosisInput,
     results: Sequence[HypothesisResult],
     rule: DecisionRule,
     steps: ReplaySteps | None,

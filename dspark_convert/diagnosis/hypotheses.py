@@ -34,7 +34,7 @@ EditText = Callable[[TraceSequence], TraceSequence]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TargetFacts:
     """What is known of the target beside the recorded texts; empty where no folder was given."""
 
     header: TraceHeader
@@ -62,7 +62,7 @@ class NotApplicableError(Exception):
     """This draft, or what is known of its target, does not allow the reading; says why."""
 
 
-ReadDraft = Callable[[DraftModel, Surroundings], Sequence[Reading]]
+ReadDraft = Callable[[DraftModel, TargetFacts], Sequence[Reading]]
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Hypothesis:
     """Readings to try; several when the right value is not known. Raises ``NotApplicableError``."""
 
 
-def _declared(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _declared(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     return [Reading(reread(draft), None)]
 
 
-def _other_layout(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _other_layout(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     flip = {
         Layout.ANCHOR_FIRST: Layout.BONUS_ANCHOR,
         Layout.BONUS_ANCHOR: Layout.ANCHOR_FIRST,
@@ -93,7 +93,7 @@ def _other_layout(draft: DraftModel, around: Surroundings) -> list[Reading]:
 
 
 def _shift_layers(step: int) -> ReadDraft:
-    def read(draft: DraftModel, around: Surroundings) -> list[Reading]:
+    def read(draft: DraftModel, around: TargetFacts) -> list[Reading]:
         layer_ids = tuple(layer_id + step for layer_id in draft.config.target_layer_ids)
         depth = around.header.target.num_hidden_layers
         if beyond := [layer_id for layer_id in layer_ids if not -1 <= layer_id < depth]:
@@ -108,7 +108,7 @@ def _shift_layers(step: int) -> ReadDraft:
     return read
 
 
-def _normed_last_layer(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _normed_last_layer(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     last = around.header.target.num_hidden_layers - 1
     if last not in draft.config.target_layer_ids:
         raise NotApplicableError("the draft does not listen to the target's last layer")
@@ -126,7 +126,7 @@ def _normed_last_layer(draft: DraftModel, around: Surroundings) -> list[Reading]
     return [Reading(reread(draft), advice, edit)]
 
 
-def _absolute_table(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _absolute_table(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     stored = _require_table(draft)
     size = min(draft.config.vocab_size, around.header.target.vocab_size)
     if (
@@ -139,7 +139,7 @@ def _absolute_table(draft: DraftModel, around: Surroundings) -> list[Reading]:
     return [Reading(reread(draft, table=offsets), _convert("--d2t absolute"))]
 
 
-def _without_markov(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _without_markov(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     _require_markov(draft)
     return [
         Reading(
@@ -149,7 +149,7 @@ def _without_markov(draft: DraftModel, around: Surroundings) -> list[Reading]:
     ]
 
 
-def _late_markov(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _late_markov(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     _require_markov(draft)
     late = reread(draft)
     assert late.markov_head is not None
@@ -161,7 +161,7 @@ def _late_markov(draft: DraftModel, around: Surroundings) -> list[Reading]:
     return [Reading(late, advice)]
 
 
-def _other_mask(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _other_mask(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     declared, size = draft.config.mask_token_id, draft.config.vocab_size
     known = (*around.special_token_ids, *around.header.stop_token_ids, size - 1, 0)
     candidates = [mask for mask in dict.fromkeys(known) if mask < size and mask != declared]
@@ -174,7 +174,7 @@ def _other_mask(draft: DraftModel, around: Surroundings) -> list[Reading]:
 
 
 def _shift_block(step: int) -> ReadDraft:
-    def read(draft: DraftModel, around: Surroundings) -> list[Reading]:
+    def read(draft: DraftModel, around: TargetFacts) -> list[Reading]:
         shifted = reread(draft, kind=ShiftedDraft)
         assert isinstance(shifted, ShiftedDraft)
         shifted.step = step
@@ -185,7 +185,7 @@ def _shift_block(step: int) -> ReadDraft:
     return read
 
 
-def _other_rope_base(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _other_rope_base(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     parameters = draft.config.rope_parameters
     theirs = [] if around.config is None else [_rope_base(around.config)]
     bases = dict.fromkeys(base for base in (*theirs, *COMMON_ROPE_BASES) if base is not None)
@@ -199,7 +199,7 @@ def _other_rope_base(draft: DraftModel, around: Surroundings) -> list[Reading]:
     ]
 
 
-def _unscaled_rope(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _unscaled_rope(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     parameters = draft.config.rope_parameters
     if parameters.get("rope_type", "default") == "default":
         raise NotApplicableError("RoPE is not scaled")
@@ -208,7 +208,7 @@ def _unscaled_rope(draft: DraftModel, around: Surroundings) -> list[Reading]:
     return [Reading(reread(draft, {"rope_parameters": plain}), fix)]
 
 
-def _full_attention(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _full_attention(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     if not draft.config.slides:
         raise NotApplicableError("no layer has a sliding window")
     types = ("full_attention",) * draft.config.num_hidden_layers
@@ -216,19 +216,19 @@ def _full_attention(draft: DraftModel, around: Surroundings) -> list[Reading]:
     return [Reading(reread(draft, {"layer_types": types}), fix)]
 
 
-def _causal_sliding(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _causal_sliding(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     if not draft.config.slides or not draft.config.sliding_window_non_causal:
         raise NotApplicableError("no sliding layer sees its whole block")
     change = {"sliding_window_non_causal": False}
     return [Reading(reread(draft, change), "sliding_window_non_causal must be false")]
 
 
-def _target_embedding(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _target_embedding(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     theirs = _tensor(around, EMBEDDING)
     return [_with_tensor(draft, EMBEDDING, theirs)]
 
 
-def _target_head(draft: DraftModel, around: Surroundings) -> list[Reading]:
+def _target_head(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     theirs = _tensor(around, LM_HEAD)
     wanted = draft.vocabulary.target_ids.to(theirs.device)
     if draft.config.reduced_vocabulary and int(wanted.max()) < len(theirs):
@@ -281,7 +281,7 @@ def _rope_base(config: Mapping[str, Any]) -> float | None:
     return float(base) if isinstance(base, (int, float)) and base > 0 else None
 
 
-def _tensor(around: Surroundings, name: str) -> Tensor:
+def _tensor(around: TargetFacts, name: str) -> Tensor:
     if around.tensors is None or name not in around.tensors:
         raise NotApplicableError("the target's tensor is not known; give its folder")
     return around.tensors[name]

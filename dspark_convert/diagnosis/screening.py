@@ -99,7 +99,7 @@ def screen(
     compared = [
         (trial, own, judge.compare(own)) for trial, own in zip(trials[1:], sampled[1:], strict=True)
     ]
-    results = [judge.judge(*each) for each in compared]
+    results = [judge.decide(*each) for each in compared]
     gaining = [
         (total_gain(result), own)
         for (_, own, comparison), result in zip(compared, results, strict=True)

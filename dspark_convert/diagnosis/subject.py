@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dspark_convert.checkpoint.names import display_name
-from dspark_convert.diagnosis.hypotheses import Surroundings
+from dspark_convert.diagnosis.hypotheses import TargetFacts
 from dspark_convert.errors import DraftError, Finding, Findings
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, examine, read_draft_with_notes
-from dspark_convert.formats.target import TargetWeights, find_target_weights, judge_pairing
+from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, STORED_TABLE
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.load import load_draft, read_weight
@@ -49,7 +49,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReplayInput:
     """What can be replayed.
 
     ``texts`` are those of the header, and can be gone through more than once: a trace reads its
@@ -57,12 +57,12 @@ class Subject:
     """
 
     draft: DraftModel
-    around: Surroundings
+    around: TargetFacts
     texts: Trace | Sequence[TraceSequence]
 
 
 @dataclass(frozen=True)
-class Suspect:
+class DiagnosisInput:
     """A draft under suspicion."""
 
     name: str
@@ -70,7 +70,7 @@ class Suspect:
     findings: tuple[Finding, ...]
     static: tuple[HypothesisResult, ...]
     """Causes that were found without running anything."""
-    subject: Subject | None
+    subject: ReplayInput | None
     """None when there is a static cause, which makes all readings meaningless."""
 
 
@@ -82,7 +82,7 @@ def suspect_of_trace(
     device: torch.device = _CPU,
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
-) -> Suspect:
+) -> DiagnosisInput:
     """A draft and a recorded trace; ``target`` is a folder to read single tensors from.
 
     ``trust_remote_code``: whether code of that folder may run, to find its norm and tokenizer.
@@ -112,11 +112,13 @@ def suspect_of_trace(
             stand_ins=_fitting(stand_ins, file.source),
         )
         around = _surroundings(header, weights, stand_ins, trust_remote_code)
-        subject = Subject(draft, around, trace)
-    return Suspect(display_name(folder), recorded.name, tuple(file.findings), static, subject)
+        subject = ReplayInput(draft, around, trace)
+    return DiagnosisInput(
+        display_name(folder), recorded.name, tuple(file.findings), static, subject
+    )
 
 
-def suspect_of_target(options: RecordOptions, *, on_progress: Progress) -> Suspect:
+def suspect_of_target(options: RecordOptions, *, on_progress: Progress) -> DiagnosisInput:
     """A draft and a target, which is run over the prompts, neighbouring layers included.
 
     ``options.output`` is not written: the texts stay in memory.
@@ -145,9 +147,9 @@ def suspect_of_target(options: RecordOptions, *, on_progress: Progress) -> Suspe
         # Texts may have ended before the limit that the header was planned with.
         header = header.model_copy(update={"sequences": tuple(text.entry for text in texts)})
         around = _surroundings(header, weights, {}, options.trust_remote_code)
-        subject = Subject(draft, around, texts)
+        subject = ReplayInput(draft, around, texts)
     name, target = display_name(options.draft), display_name(options.target)
-    return Suspect(name, target, tuple(file.findings), static, subject)
+    return DiagnosisInput(name, target, tuple(file.findings), static, subject)
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def _static(
 ) -> tuple[HypothesisResult, ...]:
     """Causes that need no run; raises the errors that only the draft's config explains."""
     source, found, pairing = file.source, [], Findings()
-    judge_pairing(source.config, target_config, target_rows, pairing)
+    validate_pairing(source.config, target_config, target_rows, pairing)
     mismatch = [finding for finding in pairing if finding.code in _ANOTHER_TARGET]
     if mismatch:
         fix = "give the target that the draft was trained for"
@@ -194,10 +196,10 @@ def _cause(cause_id: StaticId, reason: str, fix: str) -> HypothesisResult:
 
 def _surroundings(
     header: TraceHeader, weights: TargetWeights | None, recorded: Mapping[str, Tensor], trust: bool
-) -> Surroundings:
+) -> TargetFacts:
     if weights is None:
-        return Surroundings(header, tensors=recorded)
-    return Surroundings(
+        return TargetFacts(header, tensors=recorded)
+    return TargetFacts(
         header,
         config=weights.config,
         tensors={name: read_weight(weights.supply(name), _CPU) for name in (EMBEDDING, LM_HEAD)},

@@ -12,12 +12,12 @@ from dspark_convert.engines.base import Claim, Engine, gravest
 from dspark_convert.engines.deepspec import DEEPSPEC
 from dspark_convert.engines.llama_cpp import LLAMA_CPP
 from dspark_convert.engines.sglang import SGLANG
-from dspark_convert.engines.speculators import SPECULATORS
-from dspark_convert.engines.view import Published
+from dspark_convert.engines.speculators import SPECULATORS_LIBRARY
+from dspark_convert.engines.view import EngineView
 from dspark_convert.engines.vllm import VLLM
 from dspark_convert.schemas.plan import EngineNote
 
-ENGINES: tuple[Engine, ...] = (VLLM, SGLANG, LLAMA_CPP, DEEPSPEC, SPECULATORS)
+ENGINES: tuple[Engine, ...] = (VLLM, SGLANG, LLAMA_CPP, DEEPSPEC, SPECULATORS_LIBRARY)
 
 WRITTEN_FOR: Mapping[str, Engine] = {
     engine.key: engine for engine in (VLLM, SGLANG, DEEPSPEC, LLAMA_CPP)
@@ -40,17 +40,17 @@ __all__ = [
 ]
 
 
-def engine_notes(draft: Published) -> tuple[EngineNote, ...]:
+def engine_notes(draft: EngineView) -> tuple[EngineNote, ...]:
     """What every engine does with ``draft``, refusals first; "loads" where no claim speaks."""
     return tuple(note for engine in ENGINES for note in notes_of(engine, draft))
 
 
-def notes_of(engine: Engine, draft: Published) -> tuple[EngineNote, ...]:
+def notes_of(engine: Engine, draft: EngineView) -> tuple[EngineNote, ...]:
     """What one engine does with ``draft``, with advice about the others where it cannot run it."""
     return engine.notes(draft, _elsewhere(engine, draft))
 
 
-def _elsewhere(engine: Engine, draft: Published) -> str:
+def _elsewhere(engine: Engine, draft: EngineView) -> str:
     """Who runs a draft that ``engine`` cannot: as it is, else once it is converted."""
     others = [other for other in ENGINES if other is not engine and other.serves]
     hindrances = {other.name: [c for c in other.holding(draft) if c.hinders] for other in others}

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dspark_convert.engines.view import Published
+from dspark_convert.engines.view import EngineView
 from dspark_convert.formats.rules import KeyPath
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.plan import EngineNote
 
-Verdict = Literal["refuses", "silent", "loads"]
-VERDICTS: tuple[Verdict, ...] = ("refuses", "silent", "loads")
+EngineVerdict = Literal["refuses", "silent", "loads"]
+VERDICTS: tuple[EngineVerdict, ...] = ("refuses", "silent", "loads")
 """From the gravest to the best. ``silent``: it loads, and drafts worse without a word."""
 
 TARGET = "TARGET"
@@ -28,8 +28,8 @@ class Claim:
     """One thing that an engine does when a condition holds."""
 
     engine: str
-    verdict: Verdict
-    when: Callable[[Published], bool]
+    verdict: EngineVerdict
+    when: Callable[[EngineView], bool]
     reason: str
     """May use ``{n}``, the number of speculative tokens, and ``{block}``, the block size."""
     evidence: str
@@ -86,12 +86,12 @@ class Engine:
     serves: bool = True
     """Whether it drafts for a target, rather than only loading the draft."""
 
-    def holding(self, draft: Published) -> list[Claim]:
+    def holding(self, draft: EngineView) -> list[Claim]:
         """Every claim that holds for ``draft``, the gravest first."""
         claims = [claim for claim in self.claims if claim.when(draft)]
         return sorted(claims, key=lambda claim: VERDICTS.index(claim.verdict))
 
-    def notes(self, draft: Published, elsewhere: str) -> tuple[EngineNote, ...]:
+    def notes(self, draft: EngineView, elsewhere: str) -> tuple[EngineNote, ...]:
         """What it does with ``draft``; "loads" where no claim holds.
 
         Args:
@@ -106,7 +106,7 @@ class Engine:
         """The commands as a shell takes them."""
         return tuple(shlex.join(line) for line in self.commands(path, num_speculative_tokens))
 
-    def _note(self, claim: Claim, draft: Published, elsewhere: str) -> EngineNote:
+    def _note(self, claim: Claim, draft: EngineView, elsewhere: str) -> EngineNote:
         said = {
             "n": draft.config.num_speculative_tokens,
             "block": draft.config.block_size,
@@ -123,7 +123,7 @@ class Engine:
             avoided_by_launch=claim.avoided_by_launch,
         )
 
-    def _loads(self, draft: Published) -> EngineNote:
+    def _loads(self, draft: EngineView) -> EngineNote:
         return EngineNote(
             engine=self.name,
             version=self.version,
@@ -134,7 +134,7 @@ class Engine:
         )
 
 
-def gravest(notes: Iterable[EngineNote]) -> Verdict:
+def gravest(notes: Iterable[EngineNote]) -> EngineVerdict:
     """What an engine makes of a draft in one word, when it is started with our launch line."""
     return min(
         ("loads" if note.avoided_by_launch else note.verdict for note in notes),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dspark_convert.engines.base import TARGET, Claim, Engine, KeySpelling, Spelling
-from dspark_convert.engines.view import Published
+from dspark_convert.engines.view import EngineView
 from dspark_convert.formats.rules import lookup
 from dspark_convert.formats.tensors import LM_HEAD, STORED_TABLE, VOCABULARY_TABLE
 from dspark_convert.schemas.draft import DraftConfig
@@ -19,7 +19,7 @@ def _all_slide(config: DraftConfig) -> bool:
     return set(config.layer_types) == {"sliding_attention"}
 
 
-def _untold_causality(draft: Published) -> bool:
+def _untold_causality(draft: EngineView) -> bool:
     """Whether sliding layers are causal in the block and the config does not say so."""
     told = draft.document.get("is_causal") or lookup(draft.document, ("dflash_config", "causal"))
     return draft.config.slides and not draft.config.sliding_window_non_causal and not told

@@ -64,7 +64,7 @@ def _commands(path: str, num_speculative_tokens: int) -> tuple[tuple[str, ...], 
     return (("python", "-c", load),)
 
 
-SPECULATORS = Engine(
+SPECULATORS_LIBRARY = Engine(
     key="speculators",
     name=NAME,
     version="0.9.0",

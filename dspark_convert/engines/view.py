@@ -10,7 +10,7 @@ from dspark_convert.schemas.draft import DraftConfig, Layout
 
 
 @dataclass(frozen=True)
-class Published:
+class EngineView:
     """A checkpoint as an engine sees it."""
 
     dialect: str

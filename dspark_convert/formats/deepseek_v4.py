@@ -65,12 +65,12 @@ def read_bundled(
         return None
     stages = _stages(tensors)
     generation: Literal["v4", "v4.1"] = "v4.1" if _is_v41(document, stages) else "v4"
-    _judge_config(config, generation, findings)
-    _judge_stages(config, stages, findings)
+    _validate_config(config, generation, findings)
+    _validate_stages(config, stages, findings)
     report = _Reporter(findings)
     for number, stored in stages.items():
         wanted = dict(_wanted(config, generation, number == 0, number == max(stages)))
-        _judge_stage(f"mtp.{number}.", wanted, stored, report)
+        _validate_stage(f"mtp.{number}.", wanted, stored, report)
     report.close()
     findings.note(
         "bundled-draft",
@@ -112,7 +112,7 @@ def _is_v41(document: Mapping[str, Any], stages: Mapping[int, Mapping[str, Store
     return document.get("model_type") == "deepseek_v41" or "markov_head.embed.weight" in names
 
 
-def _judge_config(config: BundledConfig, generation: str, findings: Findings) -> None:
+def _validate_config(config: BundledConfig, generation: str, findings: Findings) -> None:
     if config.dspark_noise_token_id >= config.vocab_size:
         findings.error(
             "mask-token-out-of-range",
@@ -137,7 +137,9 @@ def _judge_config(config: BundledConfig, generation: str, findings: Findings) ->
         )
 
 
-def _judge_stages(config: BundledConfig, stages: Mapping[int, object], findings: Findings) -> None:
+def _validate_stages(
+    config: BundledConfig, stages: Mapping[int, object], findings: Findings
+) -> None:
     """Numbering without gaps, and the number that each engine will look for."""
     count = len(stages)
     if list(stages) != list(range(count)):
@@ -262,7 +264,7 @@ class _Reporter:
                 self._findings.note(code, f"{count - _MAX_REPORTED} more tensors have this fault")
 
 
-def _judge_stage(
+def _validate_stage(
     prefix: str,
     wanted: Mapping[str, Wanted],
     stored: Mapping[str, StoredTensor],
@@ -271,7 +273,9 @@ def _judge_stage(
     scales = {scale_name(name): name for name in wanted}
     for name, spec in wanted.items():
         if name in stored:
-            _judge_tensor(prefix + name, spec, stored[name], stored.get(scale_name(name)), report)
+            _validate_tensor(
+                prefix + name, spec, stored[name], stored.get(scale_name(name)), report
+            )
         elif spec.required:
             report.error(
                 "tensor-missing",
@@ -300,7 +304,7 @@ def scale_name(name: str) -> str:
     return f"{name.removesuffix('.weight')}.scale"
 
 
-def _judge_tensor(
+def _validate_tensor(
     name: str, spec: Wanted, stored: StoredTensor, scale: StoredTensor | None, report: _Reporter
 ) -> None:
     layout = _layout(spec, stored.dtype)

@@ -21,7 +21,7 @@ from dspark_convert.formats.rules import (
     lookup,
     remove,
 )
-from dspark_convert.formats.vocabulary import Reading
+from dspark_convert.formats.vocabulary import TableMeaning
 from dspark_convert.schemas.draft import DraftConfig, Layout
 
 _JOINED_FIELDS: Mapping[str, Any] = {"rope_theta": PositiveFloat, "rope_scaling": dict[str, Any]}
@@ -37,7 +37,7 @@ class Overrides:
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     layout: Layout | None = None
-    d2t: Reading | None = None
+    d2t: TableMeaning | None = None
 
     def as_document(self) -> dict[str, Any]:
         """What plan and manifest record."""
@@ -54,7 +54,7 @@ def parse_overrides(layout: str | None, d2t: str | None, settings: list[str]) ->
     Raises:
         UsageError: ``bad-setting``.
     """
-    readings: Mapping[str, Reading] = {"offsets": "offsets", "absolute": "absolute"}
+    readings: Mapping[str, TableMeaning] = {"offsets": "offsets", "absolute": "absolute"}
     return Overrides(
         fields=parse_settings(settings),
         layout=Layout(layout.replace("-", "_")) if layout else None,

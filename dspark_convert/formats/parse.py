@@ -22,7 +22,7 @@ from dspark_convert.formats.rules import (
     UNKNOWN,
     Dialect,
     Document,
-    Reading,
+    FieldValue,
     assign,
     dotted,
     lookup,
@@ -47,7 +47,7 @@ class ParsedConfig:
 
     config: DraftConfig
     layout_evidence: str
-    readings: Mapping[str, Reading]
+    readings: Mapping[str, FieldValue]
 
 
 def parse_config(

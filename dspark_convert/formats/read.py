@@ -22,9 +22,9 @@ from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides, apply_over
 from dspark_convert.formats.parse import ParsedConfig, parse_config
 from dspark_convert.formats.rules import Dialect, Document, Place
 from dspark_convert.formats.tensors import NamedTensors, name_tensors
-from dspark_convert.formats.validate_config import judge_config
-from dspark_convert.formats.validate_tensors import judge_structure
-from dspark_convert.formats.vocabulary import Ids, VocabularyTable, judge_vocabulary
+from dspark_convert.formats.validate_config import validate_config
+from dspark_convert.formats.validate_tensors import validate_tensors
+from dspark_convert.formats.vocabulary import Ids, VocabularyTable, validate_vocabulary
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.source import DenseConfig, SpeculatorsConfig
 
@@ -161,8 +161,8 @@ def _read(examination: Examination, checkpoint: Checkpoint, overrides: Overrides
     if parsed is None:
         return
     layer_ids = layer_id_place(parsed, examination.detection.dialect, overrides)
-    judge_structure(parsed.config, named.kept, findings, layer_ids=layer_ids)
-    table = judge_vocabulary(parsed.config, named, findings, reading=overrides.d2t)
+    validate_tensors(parsed.config, named.kept, findings, layer_ids=layer_ids)
+    table = validate_vocabulary(parsed.config, named, findings, reading=overrides.d2t)
     if not findings.of("error"):
         examination.source = DraftSource(
             checkpoint=checkpoint,
@@ -189,7 +189,7 @@ def _parse(
         parsed = parse_config(edited, dialect, tensors, findings, layout=overrides.layout)
         if parsed is not None:
             layer_ids = layer_id_place(parsed, dialect, overrides)
-            judge_config(parsed.config, edited, findings, layer_ids=layer_ids)
+            validate_config(parsed.config, edited, findings, layer_ids=layer_ids)
         examination.parsed = parsed
 
 

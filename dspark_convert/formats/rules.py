@@ -70,7 +70,7 @@ class FieldRule:
 
 
 @dataclass(frozen=True)
-class Reading:
+class FieldValue:
     """A field as found: its value and the keys that hold it (none: the default)."""
 
     value: Any
@@ -148,7 +148,7 @@ def remove(document: Document, path: KeyPath) -> None:
         parent.pop(path[-1], None)
 
 
-def read_field(rule: FieldRule, document: Document, file: str, findings: Findings) -> Reading:
+def read_field(rule: FieldRule, document: Document, file: str, findings: Findings) -> FieldValue:
     """Read a field from every place that holds it.
 
     Reports ``key-conflict`` (or the rule's own code) when two places disagree and ``key-missing``
@@ -165,8 +165,8 @@ def read_field(rule: FieldRule, document: Document, file: str, findings: Finding
         return _absent(rule, file, findings)
     if any(value != held[0][1] for _, value in held):
         _report_conflict(rule, held, document, file, findings)
-        return Reading(UNKNOWN, paths)
-    return Reading(held[0][1], paths)
+        return FieldValue(UNKNOWN, paths)
+    return FieldValue(held[0][1], paths)
 
 
 def write_fields(rules: Iterable[FieldRule], values: Mapping[str, Any], document: Document) -> None:
@@ -191,7 +191,7 @@ def walk_keys(document: Document, containers: Iterable[KeyPath]) -> Iterator[tup
             yield (*path, key), value
 
 
-def _absent(rule: FieldRule, file: str, findings: Findings) -> Reading:
+def _absent(rule: FieldRule, file: str, findings: Findings) -> FieldValue:
     name = rule.places[0].path
     if rule.default is REQUIRED:
         findings.error(
@@ -201,7 +201,7 @@ def _absent(rule: FieldRule, file: str, findings: Findings) -> Reading:
             key=dotted(name),
             hint=", or give ".join(filter(None, ["add the key", rule.setting])),
         )
-        return Reading(UNKNOWN)
+        return FieldValue(UNKNOWN)
     if rule.default is not None and rule.default_source:
         findings.note(
             "default-used",
@@ -209,7 +209,7 @@ def _absent(rule: FieldRule, file: str, findings: Findings) -> Reading:
             file=file,
             key=dotted(name),
         )
-    return Reading(rule.default)
+    return FieldValue(rule.default)
 
 
 def _report_conflict(

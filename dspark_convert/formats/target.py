@@ -70,7 +70,7 @@ def find_target_weights(folder: Path) -> TargetWeights:
     return TargetWeights(checkpoint, config, embed_tokens, lm_head)
 
 
-def judge_pairing(
+def validate_pairing(
     draft: DraftConfig,
     config: Mapping[str, Any],
     target_rows: int,
@@ -91,7 +91,7 @@ def judge_pairing(
     if not isinstance(depth, int):
         _mismatch("target-depth-mismatch", "num_hidden_layers", "a number", depth, findings)
     else:
-        judge_depth(draft, depth, findings, layer_ids)
+        validate_depth(draft, depth, findings, layer_ids)
     if draft.num_target_layers not in (None, depth):
         _mismatch(
             "target-depth-mismatch", "num_hidden_layers", draft.num_target_layers, depth, findings
@@ -102,7 +102,7 @@ def judge_pairing(
         _mismatch("target-vocabulary-mismatch", "vocab_size", draft.vocab_size, vocab, findings)
 
 
-def judge_depth(draft: DraftConfig, depth: int, findings: Findings, layer_ids: Place) -> None:
+def validate_depth(draft: DraftConfig, depth: int, findings: Findings, layer_ids: Place) -> None:
     """Layer ids -1 .. depth - 1 exist (FORMATS, section 1.7); told as ``layer_ids`` counts."""
     beyond = [layer_id for layer_id in draft.target_layer_ids if layer_id >= depth]
     if beyond:

@@ -8,7 +8,7 @@ from dspark_convert.errors import Findings
 from dspark_convert.formats.detect import CONFIG
 from dspark_convert.formats.dialects import LAYER_COUNTING, PLAIN_LAYER_IDS
 from dspark_convert.formats.rules import Document, KeyPath, Place, dotted, lookup
-from dspark_convert.formats.target import judge_depth
+from dspark_convert.formats.target import validate_depth
 from dspark_convert.schemas.draft import DraftConfig, Layout
 
 _CAUSAL: tuple[KeyPath, ...] = (
@@ -18,7 +18,7 @@ _CAUSAL: tuple[KeyPath, ...] = (
 )
 
 
-def judge_config(
+def validate_config(
     config: DraftConfig,
     document: Document,
     findings: Findings,
@@ -31,7 +31,7 @@ def judge_config(
     ``block-too-short``, ``speculative-tokens-invalid``, ``heads-invalid``, ``quantised-draft``,
     ``decoder-unsupported``, ``causal-full-attention``.
     """
-    _judge_layer_ids(config, layer_ids, findings)
+    _validate_layer_ids(config, layer_ids, findings)
     if config.rope_parameters["rope_theta"] <= 0:
         findings.error(
             "config-invalid",
@@ -42,7 +42,7 @@ def judge_config(
             hint="give --set rope_theta=VALUE",
         )
     if config.num_target_layers is not None:
-        judge_depth(config, config.num_target_layers, findings, layer_ids)
+        validate_depth(config, config.num_target_layers, findings, layer_ids)
     if config.mask_token_id >= config.vocab_size:
         findings.error(
             "mask-token-out-of-range",
@@ -63,7 +63,7 @@ def judge_config(
             found=config.block_size,
             hint="give --set block_size=N, or --layout anchor-first if the slot is sampled",
         )
-    _judge_speculative_tokens(config, document, findings)
+    _validate_speculative_tokens(config, document, findings)
     if config.num_attention_heads % config.num_key_value_heads:
         findings.error(
             "heads-invalid",
@@ -73,10 +73,12 @@ def judge_config(
             found=f"{config.num_attention_heads} and {config.num_key_value_heads}",
             hint="give --set num_key_value_heads=N: k_proj.weight has N x head_dim rows",
         )
-    _judge_document(config, document, findings)
+    _validate_document(config, document, findings)
 
 
-def _judge_speculative_tokens(config: DraftConfig, document: Document, findings: Findings) -> None:
+def _validate_speculative_tokens(
+    config: DraftConfig, document: Document, findings: Findings
+) -> None:
     """No proposal method can take more tokens from a block than it has slots."""
     methods = lookup(document, ("speculators_config", "proposal_methods")) or []
     for index, method in enumerate(methods):
@@ -94,7 +96,7 @@ def _judge_speculative_tokens(config: DraftConfig, document: Document, findings:
             )
 
 
-def _judge_layer_ids(config: DraftConfig, layer_ids: Place, findings: Findings) -> None:
+def _validate_layer_ids(config: DraftConfig, layer_ids: Place, findings: Findings) -> None:
     ids = config.target_layer_ids
     ascending = all(first < second for first, second in pairwise(ids))
     if ids and ascending and ids[0] >= -1:
@@ -112,7 +114,7 @@ def _judge_layer_ids(config: DraftConfig, layer_ids: Place, findings: Findings) 
     )
 
 
-def _judge_document(config: DraftConfig, document: Document, findings: Findings) -> None:
+def _validate_document(config: DraftConfig, document: Document, findings: Findings) -> None:
     for key in ("quantization_config", "compression_config"):
         for path in ((key,), ("transformer_layer_config", key)):
             if lookup(document, path) is not None:

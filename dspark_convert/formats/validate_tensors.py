@@ -35,7 +35,7 @@ _BIAS = re.compile(r"layers\.[0-9]+\.self_attn\.[qkvo]_proj\.bias")
 _HEAD_PREFIXES = ("markov_head.", "confidence_head.")
 
 
-def judge_structure(
+def validate_tensors(
     config: DraftConfig,
     tensors: Mapping[str, StoredTensor],
     findings: Findings,
@@ -53,8 +53,8 @@ def judge_structure(
     """
     if _quantised(tensors, findings):
         return
-    heads_agree = _judge_heads(config, tensors, findings)
-    config = _judge_layers(config, tensors, findings)
+    heads_agree = _validate_heads(config, tensors, findings)
+    config = _validate_layers(config, tensors, findings)
     expected = expected_tensors(config)
     expected.pop(VOCABULARY_TABLE, None)
     stored = {name: tensor for name, tensor in tensors.items() if name != VOCABULARY_TABLE}
@@ -62,9 +62,9 @@ def judge_structure(
         # One contradiction, one answer: the head's tensors would all be reported again below.
         expected = {name: spec for name, spec in expected.items() if not _of_head(name)}
         stored = {name: tensor for name, tensor in stored.items() if not _of_head(name)}
-    _judge_names(config, expected, stored, findings)
+    _validate_names(config, expected, stored, findings)
     for name in sorted(expected.keys() & stored.keys()):
-        _judge_tensor(name, expected[name], stored[name], findings)
+        _validate_tensor(name, expected[name], stored[name], findings)
     fc, spec = stored.get(FC), expected[FC]
     if fc is not None and _other_width(fc.shape, spec.shape):
         _report_width(config, spec, fc, layer_ids, findings)
@@ -95,7 +95,7 @@ def _quantised(tensors: Mapping[str, StoredTensor], findings: Findings) -> bool:
     return bool(quantised)
 
 
-def _judge_heads(
+def _validate_heads(
     config: DraftConfig, tensors: Mapping[str, StoredTensor], findings: Findings
 ) -> bool:
     """Heads that the config declares against heads that are stored."""
@@ -129,7 +129,7 @@ def _judge_heads(
     return not different
 
 
-def _judge_layers(
+def _validate_layers(
     config: DraftConfig, tensors: Mapping[str, StoredTensor], findings: Findings
 ) -> DraftConfig:
     """Layers and biases as a whole; returns what the tensors say where the config says else.
@@ -179,7 +179,7 @@ def _literal(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _judge_names(
+def _validate_names(
     config: DraftConfig,
     expected: Mapping[str, TensorSpec],
     stored: Mapping[str, StoredTensor],
@@ -196,7 +196,7 @@ def _judge_names(
             hint="publish the draft with its lm_head; the target's has other rows",
         )
     for name in sorted(stored.keys() - expected.keys()):
-        _judge_extra(name, stored[name], missing, findings)
+        _validate_extra(name, stored[name], missing, findings)
     for name in sorted(missing):
         findings.error(
             "tensor-missing",
@@ -207,7 +207,7 @@ def _judge_names(
         )
 
 
-def _judge_extra(name: str, tensor: StoredTensor, missing: set[str], findings: Findings) -> None:
+def _validate_extra(name: str, tensor: StoredTensor, missing: set[str], findings: Findings) -> None:
     part = next((part for part in FUSED if f".{part}." in name), None)
     if part:
         findings.error(
@@ -240,7 +240,7 @@ def _judge_extra(name: str, tensor: StoredTensor, missing: set[str], findings: F
     )
 
 
-def _judge_tensor(name: str, spec: TensorSpec, tensor: StoredTensor, findings: Findings) -> None:
+def _validate_tensor(name: str, spec: TensorSpec, tensor: StoredTensor, findings: Findings) -> None:
     if tensor.dtype not in FLOATS:
         findings.error(
             "tensor-dtype",

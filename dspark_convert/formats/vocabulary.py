@@ -18,13 +18,13 @@ from dspark_convert.errors import Findings
 from dspark_convert.formats.tensors import STORED_TABLE, VOCABULARY_TABLE, NamedTensors
 from dspark_convert.schemas.draft import DraftConfig
 
-Reading = Literal["offsets", "absolute"]
+TableMeaning = Literal["offsets", "absolute"]
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 MAX_TABLE_BYTES = 64 * 1024 * 1024
 _DTYPES: Mapping[str, npt.DTypeLike] = {"I64": "<i8", "I32": "<i4"}
-_OTHER: Mapping[Reading, Reading] = {"offsets": "absolute", "absolute": "offsets"}
+_OTHER: Mapping[TableMeaning, TableMeaning] = {"offsets": "absolute", "absolute": "offsets"}
 _SAVE_TABLE = (
     "save the draft with the d2t that it was trained with, target id - draft id as integers; "
     "if vocab_size is what is wrong, give --set vocab_size=N"
@@ -49,12 +49,12 @@ class VocabularyTable:
         return np.arange(len(self.offsets), dtype=np.int64) + self.offsets
 
 
-def judge_vocabulary(
+def validate_vocabulary(
     config: DraftConfig,
     tensors: NamedTensors,
     findings: Findings,
     *,
-    reading: Reading | None = None,
+    reading: TableMeaning | None = None,
 ) -> VocabularyTable | None:
     """Read and judge the tables of a draft; None for a full vocabulary or after an error.
 
@@ -67,7 +67,7 @@ def judge_vocabulary(
     stored = tensors.kept.get(VOCABULARY_TABLE)
     if not config.reduced_vocabulary:
         for needless in filter(None, (stored, tensors.second_table)):
-            _judge_needless(needless, config, findings)
+            _validate_needless(needless, config, findings)
         return None
     if stored is None:
         findings.error(
@@ -88,7 +88,7 @@ def judge_vocabulary(
     return _accept(table, chosen, stored, config.vocab_size, findings)
 
 
-def target_ids(table: Ids, reading: Reading) -> Ids:
+def target_ids(table: Ids, reading: TableMeaning) -> Ids:
     """Target ids int64 [D] of a table [D] under one reading (which may be the wrong one)."""
     return table + np.arange(len(table), dtype=np.int64) if reading == "offsets" else table
 
@@ -164,7 +164,7 @@ def _second_agrees(
     return False
 
 
-def _judge_needless(stored: StoredTensor, config: DraftConfig, findings: Findings) -> None:
+def _validate_needless(stored: StoredTensor, config: DraftConfig, findings: Findings) -> None:
     """A table in a draft that needs none: harmless as the identity, a contradiction otherwise."""
     table = None
     if stored.dtype in _DTYPES and stored.shape == (config.draft_vocab_size,):
@@ -190,7 +190,7 @@ def _judge_needless(stored: StoredTensor, config: DraftConfig, findings: Finding
     )
 
 
-def _fault(ids: Ids, reading: Reading, vocab_size: int) -> tuple[str, str] | None:
+def _fault(ids: Ids, reading: TableMeaning, vocab_size: int) -> tuple[str, str] | None:
     """Code and description of what is wrong with target ids; None when they are usable."""
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if outside.size:
@@ -208,9 +208,9 @@ def _fault(ids: Ids, reading: Reading, vocab_size: int) -> tuple[str, str] | Non
 
 def _choose(
     table: Ids, mask: Mask | None, vocab_size: int, stored: StoredTensor, findings: Findings
-) -> Reading | None:
+) -> TableMeaning | None:
     """Offsets or absolute ids: the mask decides, else the only reading that is usable."""
-    readings: tuple[Reading, ...] = ("offsets", "absolute")
+    readings: tuple[TableMeaning, ...] = ("offsets", "absolute")
     ids = {name: target_ids(table, name) for name in readings}
     faults = {name: _fault(ids[name], name, vocab_size) for name in readings}
     agreed = [name for name in readings if faults[name] is None]
@@ -266,7 +266,7 @@ def _report(code: str, message: str, hint: str, stored: StoredTensor, findings: 
 
 
 def _accept(
-    table: Ids, reading: Reading, stored: StoredTensor, vocab_size: int, findings: Findings
+    table: Ids, reading: TableMeaning, stored: StoredTensor, vocab_size: int, findings: Findings
 ) -> VocabularyTable | None:
     ids = target_ids(table, reading)
     fault = _fault(ids, reading, vocab_size)

@@ -67,7 +67,7 @@ def examine_publishable(
     findings.raise_errors(CheckpointError)
     Findings(check_draft(folder).findings).raise_errors(DraftError)
     if report is not None:
-        _judge_report(report, manifest)
+        _validate_report(report, manifest)
     names = {file.name for file in manifest.files if file.name != CARD_FILE} | {MANIFEST_FILE}
     return Publishable(
         folder=folder,
@@ -80,7 +80,7 @@ def examine_publishable(
     )
 
 
-def _judge_report(report: VerifyReport, manifest: ConversionManifest) -> None:
+def _validate_report(report: VerifyReport, manifest: ConversionManifest) -> None:
     config = next((file.sha256 for file in manifest.files if file.name == CONFIG_FILE), None)
     if report.draft.config_sha256 != config:
         raise DraftError(

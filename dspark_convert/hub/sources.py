@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # the Hub's library is imported only where a repository is na
     from dspark_convert.hub.client import Repository
     from dspark_convert.hub.preview import Preview
 
-Hear = Callable[[Iterable[Finding]], None]
+OnFinding = Callable[[Iterable[Finding]], None]
 """Hears notes and warnings about where something is read from, at the time they are made."""
 
 _TABLES = frozenset({VOCABULARY_TABLE, VOCABULARY_MASK})
@@ -40,7 +40,7 @@ _MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
 
 
 @contextmanager
-def opened_headers(text: str, hear: Hear) -> Iterator[Path]:
+def opened_headers(text: str, on_finding: OnFinding) -> Iterator[Path]:
     """Yield the folder of a draft to look at; of its weights only headers and tables are there.
 
     Raises:
@@ -48,16 +48,22 @@ def opened_headers(text: str, hear: Hear) -> Iterator[Path]:
         UsageError: ``bad-hub-address``.
     """
     with ExitStack() as stack:
-        location = _located(text, hear)
+        location = _located(text, on_finding)
         if isinstance(location, HubLocation):
-            yield _preview(location, hear, stack).folder
+            yield _preview(location, on_finding, stack).folder
         else:
             yield location
 
 
 @contextmanager
 def opened_draft(
-    text: str, *, overrides: Overrides, whole: bool, compared: bool, hear: Hear, progress: bool
+    text: str,
+    *,
+    overrides: Overrides,
+    whole: bool,
+    compared: bool,
+    on_finding: OnFinding,
+    progress: bool,
 ) -> Iterator[Path]:
     """Yield the folder of a draft to convert; a draft that is refused costs its headers only.
 
@@ -66,18 +72,18 @@ def opened_draft(
         overrides: what the user knows better than the source.
         whole: fetch the weights; else headers and tables are enough.
         compared: embedding and head will be compared with a target's.
-        hear: see `Hear`.
+        on_finding: see `OnFinding`.
         progress: show what is being fetched, on a terminal.
 
     Raises:
         CheckpointError, DialectError, DraftError: the draft, or the Hub's answer, is refused.
     """
     with ExitStack() as stack:
-        location = _located(text, hear)
+        location = _located(text, on_finding)
         if not isinstance(location, HubLocation):
             yield location
             return
-        view = _preview(location, hear, stack)
+        view = _preview(location, on_finding, stack)
         source = read_draft(view.folder, overrides=overrides)
         if whole:
             yield _download_draft(view, progress=progress)
@@ -90,7 +96,9 @@ def opened_draft(
 
 
 @contextmanager
-def opened_target(text: str | None, *, whole: bool, hear: Hear, progress: bool) -> Iterator[str]:
+def opened_target(
+    text: str | None, *, whole: bool, on_finding: OnFinding, progress: bool
+) -> Iterator[str]:
     """Yield the folder of a target model, as a text; "" for None.
 
     With ``whole`` the files that hold its embedding and head are fetched, else headers only.
@@ -99,11 +107,11 @@ def opened_target(text: str | None, *, whole: bool, hear: Hear, progress: bool) 
         CheckpointError, DraftError: the target, or the Hub's answer, is refused.
     """
     with ExitStack() as stack:
-        location = None if text is None else _located(text, hear)
+        location = None if text is None else _located(text, on_finding)
         if not isinstance(location, HubLocation):
             yield text or ""
             return
-        view = _preview(location, hear, stack)
+        view = _preview(location, on_finding, stack)
         weights = find_target_weights(view.folder)
         if whole:
             files = {weights.embed_tokens.file, weights.lm_head.file}
@@ -116,25 +124,25 @@ def names_repository_to_read(text: str | None) -> bool:
     return text is not None and text.startswith(HUB_SCHEME)
 
 
-def whole_model(text: str, *, code: bool, hear: Hear, progress: bool) -> Path:
+def whole_model(text: str, *, code: bool, on_finding: OnFinding, progress: bool) -> Path:
     """The folder of a model to run: config, weights and tokenizer; with ``code`` its Python files.
 
     Raises:
         CheckpointError: the Hub refuses, see `hub_refusals`.
         UsageError: ``bad-hub-address``.
     """
-    location = _located(text, hear)
+    location = _located(text, on_finding)
     if not isinstance(location, HubLocation):
         return location
     from dspark_convert.hub.client import download
 
     suffixes = (*_MODEL_SUFFIXES, ".py") if code else _MODEL_SUFFIXES
-    repository = _resolve(location, hear)
+    repository = _resolve(location, on_finding)
     names = [name for name in repository.files if name.endswith(suffixes)]
     return download(repository, names, progress=progress)
 
 
-def _located(text: str, hear: Hear) -> Path | HubLocation:
+def _located(text: str, on_finding: OnFinding) -> Path | HubLocation:
     if shadowed(text):
         findings = Findings()
         findings.note(
@@ -143,25 +151,25 @@ def _located(text: str, hear: Hear) -> Path | HubLocation:
             found=text,
             hint=f"write {HUB_SCHEME}{text} for the repository on the Hub",
         )
-        hear(findings)
+        on_finding(findings)
     return locate(text)
 
 
-def _resolve(location: HubLocation, hear: Hear) -> Repository:
+def _resolve(location: HubLocation, on_finding: OnFinding) -> Repository:
     from dspark_convert.hub.client import resolve
 
     findings = Findings()
     repository = resolve(location, findings)
     findings.note("hub-commit", f"{location} is commit {repository.commit}")
-    hear(findings)
+    on_finding(findings)
     return repository
 
 
-def _preview(location: HubLocation, hear: Hear, stack: ExitStack) -> Preview:
+def _preview(location: HubLocation, on_finding: OnFinding, stack: ExitStack) -> Preview:
     from dspark_convert.hub.preview import preview
 
     view = preview(
-        _resolve(location, hear),
+        _resolve(location, on_finding),
         documents=(MANIFEST_FILE,),
         tensors=lambda name: canonical_name(name) in _TABLES,
     )

@@ -60,7 +60,7 @@ def _student_tail(t: float, degrees: int) -> float:
     return (1 - inside) / 2
 
 
-def judge(interval: Interval | None, threshold: float) -> Verdict:
+def decide(interval: Interval | None, threshold: float) -> Verdict:
     """Pass when the whole interval reaches the threshold, fail when all of it lies below."""
     if interval is None:
         return "inconclusive"

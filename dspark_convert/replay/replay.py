@@ -182,7 +182,7 @@ class PendingReplays:
             answer = download()
             if any(x is not None and x.isnan().any() for x in answer.values()):
                 raise outputs_not_finite(draft)
-            replays.append(_judge(answer, text, decode))
+            replays.append(_to_replay(answer, text, decode))
         return replays
 
 
@@ -311,7 +311,7 @@ def _answer(
     }
 
 
-def _judge(answer: Results, text: AnchoredText, decode: DecodeOptions) -> Replay:
+def _to_replay(answer: Results, text: AnchoredText, decode: DecodeOptions) -> Replay:
     """What the answer of one draft means for the acceptance of its tokens."""
     values = {name: None if x is None else x.numpy() for name, x in answer.items()}
     draftable, low, high = values["draftable"], values["overlap"], values["overlap_at_most"]

@@ -68,7 +68,7 @@ def compare_reports(base: VerifyReport, new: VerifyReport, limits: DropLimits) -
     A check that passed and is no longer decided, or a drop that cannot be told, is inconclusive.
     """
     checks = _compare_checks(base, new)
-    rules = (*filter(None, map(_judge_check, checks)), *judge_drop(base, new, limits))
+    rules = (*filter(None, map(_compare_check, checks)), *decide_drop(base, new, limits))
     unlike = why_not_comparable(base, new)
     return Comparison(
         tool_version=__version__,
@@ -83,7 +83,9 @@ def compare_reports(base: VerifyReport, new: VerifyReport, limits: DropLimits) -
     )
 
 
-def judge_drop(base: VerifyReport, new: VerifyReport, limits: DropLimits) -> tuple[RuleResult, ...]:
+def decide_drop(
+    base: VerifyReport, new: VerifyReport, limits: DropLimits
+) -> tuple[RuleResult, ...]:
     """The rules ``max-drop`` and ``max-drop-standard-errors``, those that have a limit."""
     bounds = {"max-drop": limits.absolute, "max-drop-standard-errors": limits.standard_errors}
     asked = {rule: bound for rule, bound in bounds.items() if bound is not None}
@@ -93,7 +95,7 @@ def judge_drop(base: VerifyReport, new: VerifyReport, limits: DropLimits) -> tup
     if unlike:
         return tuple(RuleResult(rule=rule, verdict="inconclusive", reason=unlike) for rule in asked)
     change = measure_drop(base, new)
-    return tuple(_judge_drop(rule, change, bound) for rule, bound in asked.items())
+    return tuple(_decide_drop(rule, change, bound) for rule, bound in asked.items())
 
 
 def why_not_comparable(base: VerifyReport, new: VerifyReport) -> str | None:
@@ -156,7 +158,7 @@ def _rounds(prompt: PromptRounds | PromptExpectation) -> float:
     return _count(prompt)[1]
 
 
-def _judge_drop(rule: str, change: LengthChange, bound: float) -> RuleResult:
+def _decide_drop(rule: str, change: LengthChange, bound: float) -> RuleResult:
     said = f"accepted length {change.base:.3f} -> {change.new:.3f}"
     error = change.standard_error
     if rule == "max-drop":
@@ -180,7 +182,7 @@ def _compare_checks(base: VerifyReport, new: VerifyReport) -> tuple[CheckChange,
     )
 
 
-def _judge_check(change: CheckChange) -> RuleResult | None:
+def _compare_check(change: CheckChange) -> RuleResult | None:
     if change.base != "pass" and not (change.new == "fail" and change.base != "fail"):
         return None
     verdict: RuleVerdict = "inconclusive"

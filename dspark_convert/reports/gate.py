@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from dspark_convert.checkpoint.files import read_limited
 from dspark_convert.errors import DSparkError, Finding, UsageError
-from dspark_convert.reports.compare import DropLimits, judge_drop
+from dspark_convert.reports.compare import DropLimits, decide_drop
 from dspark_convert.reports.read import read_report
 from dspark_convert.schemas.gate import Baseline, GateFile, Limits
 from dspark_convert.schemas.gate_outcome import GateOutcome, RuleResult, RuleVerdict, worst
@@ -124,7 +124,7 @@ def follow_gate(options: VerifyOptions, gate: Gate) -> VerifyOptions:
 
 def apply_gate(gate: Gate, report: VerifyReport) -> VerifyReport:
     """The report with what the gate came to; its verdict is the worse of the two."""
-    rules = tuple(_judge(gate, report))
+    rules = tuple(_decide(gate, report))
     verdict = worst(rule.verdict for rule in rules)
     outcome = GateOutcome(
         file=gate.file,
@@ -137,7 +137,7 @@ def apply_gate(gate: Gate, report: VerifyReport) -> VerifyReport:
     return report.model_copy(update={"gate": outcome, "verdict": both})
 
 
-def _judge(gate: Gate, report: VerifyReport) -> Iterator[RuleResult]:
+def _decide(gate: Gate, report: VerifyReport) -> Iterator[RuleResult]:
     results = {check.id: check for check in report.checks}
     for check_id in dict.fromkeys(gate.required_checks):
         check = results[check_id]  # a report has an entry for every check
@@ -147,7 +147,7 @@ def _judge(gate: Gate, report: VerifyReport) -> Iterator[RuleResult]:
     if gate.baseline:
         limits, base = gate.baseline
         drop = DropLimits(absolute=limits.max_drop, standard_errors=limits.max_drop_standard_errors)
-        yield from judge_drop(base, report, drop)
+        yield from decide_drop(base, report, drop)
 
 
 def _first(chosen: T | None, fallback: T | None) -> T | None:

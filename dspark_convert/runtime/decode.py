@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from dspark_convert.errors import DraftError, Finding, Findings, UsageError
-from dspark_convert.formats.target import judge_pairing
+from dspark_convert.formats.target import validate_pairing
 from dspark_convert.runtime.cache import ContextCache
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.drafting import Drafted, Drafter
 from dspark_convert.runtime.progress import Outcome, Row, unpack_outcomes
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation, Observer
-from dspark_convert.runtime.rejection import Uniforms, Verdict, verify_greedy, verify_sampled
+from dspark_convert.runtime.rejection import Acceptance, Uniforms, verify_greedy, verify_sampled
 from dspark_convert.runtime.sampling import (
     compute_probabilities,
     draw_inverse_cdf,
@@ -53,7 +53,7 @@ def decode(
     Raises:
         UsageError: ``prompt-empty``, ``prompt-token-unknown``, and options that the draft cannot
             serve (see ``Drafter``).
-        DraftError: the draft does not fit the target (see ``judge_pairing``).
+        DraftError: the draft does not fit the target (see ``validate_pairing``).
     """
     check_pair(target, draft)
     check_prompts(prompts, target.vocab_size)
@@ -158,7 +158,7 @@ class _Batch:
         self.session.keep([1 + outcome.accepted for outcome in outcomes])
         self._drop_finished()
 
-    def _verify(self, logits_RQV: Tensor, drafted: Drafted, positions: Sequence[int]) -> Verdict:
+    def _verify(self, logits_RQV: Tensor, drafted: Drafted, positions: Sequence[int]) -> Acceptance:
         """Accept or reject, and show the observer on what grounds."""
         logits, q, p = logits_RQV.to(self.draft.device), drafted.probabilities, None
         if q is None:
@@ -199,7 +199,7 @@ class _Batch:
         return torch.tensor(values, device=self.draft.device)
 
 
-def _to_host(drafted: Drafted, verdict: Verdict) -> list[Outcome]:
+def _to_host(drafted: Drafted, verdict: Acceptance) -> list[Outcome]:
     """What a round came to, in one copy."""
     columns = (
         drafted.lengths[:, None],
@@ -211,14 +211,14 @@ def _to_host(drafted: Drafted, verdict: Verdict) -> list[Outcome]:
 
 
 def check_pair(target: Target, draft: DraftModel) -> None:
-    """Raise ``DraftError`` for a draft that does not fit the target (see ``judge_pairing``)."""
+    """Raise ``DraftError`` for a draft that does not fit the target (see ``validate_pairing``)."""
     config = {
         "hidden_size": target.hidden_size,
         "num_hidden_layers": target.num_hidden_layers,
         "vocab_size": target.vocab_size,
     }
     findings = Findings()
-    judge_pairing(draft.config, config, target.vocab_size, findings)
+    validate_pairing(draft.config, config, target.vocab_size, findings)
     findings.raise_errors(DraftError)
 
 

@@ -35,14 +35,14 @@ class Uniforms:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Acceptance:
     """``accepted`` int64 [R]: leading drafted tokens that stand; ``next_token_ids`` int64 [R]."""
 
     accepted: Tensor
     next_token_ids: Tensor
 
 
-def verify_greedy(target_ids: Tensor, draft_ids: Tensor, lengths: Tensor) -> Verdict:
+def verify_greedy(target_ids: Tensor, draft_ids: Tensor, lengths: Tensor) -> Acceptance:
     """The verdict at temperature 0: a token stands while it is the target's own choice.
 
     ``target_ids`` int64 [R, N + 1] are the target's argmax after the anchor and after each drafted
@@ -50,12 +50,12 @@ def verify_greedy(target_ids: Tensor, draft_ids: Tensor, lengths: Tensor) -> Ver
     """
     accepted = count_leading(target_ids[:, :-1] == draft_ids, lengths)
     next_token_ids = target_ids.gather(1, accepted[:, None]).squeeze(1)
-    return Verdict(accepted, next_token_ids)
+    return Acceptance(accepted, next_token_ids)
 
 
 def verify_sampled(
     p: Tensor, q: Tensor, draft_ids: Tensor, lengths: Tensor, uniforms: Uniforms
-) -> Verdict:
+) -> Acceptance:
     """The verdict at a temperature above 0 (FORMATS 4.6).
 
     ``draft_ids`` int64 [R, N], of which row r proposes the first ``lengths[r]``. The next token
@@ -72,7 +72,7 @@ def verify_sampled(
     at = accepted.clamp(max=max(q.shape[1] - 1, 0))
     q_next = q[rows, at] * rejected if q.shape[1] else torch.zeros_like(p[:, 0])
     weights = compute_residual(p[rows, accepted], q_next)
-    return Verdict(accepted, draw_inverse_cdf(weights, uniforms.next_token))
+    return Acceptance(accepted, draw_inverse_cdf(weights, uniforms.next_token))
 
 
 def compute_acceptance(p: Tensor, q: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def import_vllm(
     stop = stop_token_ids_of(pair.target) if stop is None else stop
     extracts = _read_extracts(options, pair, len(layer_ids), stop)
     plan = _plan_header(options, pair, layer_ids, extracts, stop)
-    notes = _judge_origin(plan)
+    notes = _validate_origin(plan)
     nbytes = trace_nbytes(plan, pair.borrowed)
     on_size(nbytes)
     require_size(nbytes, options.max_bytes)
@@ -161,7 +161,7 @@ def _prompt_length_of(options: ImportOptions) -> Callable[[str], int | None]:
     return read_prompt_lengths(options.prompt_lengths).get
 
 
-def _judge_origin(plan: TraceHeader) -> tuple[Finding, ...]:
+def _validate_origin(plan: TraceHeader) -> tuple[Finding, ...]:
     """What can be known of the target's choices, which only its last layer tells."""
     if plan.has_argmax:
         return ()

@@ -16,7 +16,7 @@ from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.errors import DraftError, Finding, Findings, UsageError
 from dspark_convert.formats.read import DraftSource, read_draft
-from dspark_convert.formats.target import TargetWeights, find_target_weights, judge_pairing
+from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD, expected_tensors
 from dspark_convert.schemas.draft import MAX_LAYERS
 from dspark_convert.schemas.trace import FeatureDtype, TraceTarget
@@ -65,12 +65,12 @@ def read_pair(draft: Path, target: Path) -> Pair:
 
     Raises:
         CheckpointError, DialectError, DraftError: an input cannot be read, they do not fit (see
-            ``judge_pairing``), or ``target-tensor-shape``.
+            ``validate_pairing``), or ``target-tensor-shape``.
         TraceError: ``target-tensor-unsupported``.
     """
     source, weights = read_draft(draft), find_target_weights(target)
     findings = Findings()
-    judge_pairing(source.config, weights.config, weights.vocab_size, findings)
+    validate_pairing(source.config, weights.config, weights.vocab_size, findings)
     findings.raise_errors(DraftError)
     return Pair(source, weights, _find_borrowed(source, weights))
 

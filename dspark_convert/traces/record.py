@@ -108,7 +108,7 @@ def record(
 ) -> TraceHeader:
     """Record a trace for a draft and return its header.
 
-    ``on_size`` hears, before the target is loaded, how large the trace can become at most.
+    ``on_size`` is called, before the target is loaded, with how large the trace can become at most.
 
     Raises:
         UsageError: options that cannot be meant, prompts that the target cannot read.

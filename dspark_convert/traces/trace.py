@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dspark_convert.errors import Findings
-from dspark_convert.formats.target import TargetWeights, judge_pairing
+from dspark_convert.formats.target import TargetWeights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.trace import TraceSequenceEntry
@@ -205,13 +205,13 @@ def require_draft(trace: Trace, draft: DraftConfig) -> None:
 
     Raises:
         TraceError: ``trace-layers-missing``; ``trace-too-short`` when too few tokens were kept past
-            the limit for the draft's last round; the codes of ``judge_pairing`` when the draft was
-            made for another target.
+            the limit for the draft's last round; the codes of ``validate_pairing`` when the draft
+            was made for another target.
     """
     header = trace.header
     findings = Findings()
     sizes = header.target.model_dump(include={"hidden_size", "num_hidden_layers", "vocab_size"})
-    judge_pairing(draft, sizes, header.target.vocab_size, findings)
+    validate_pairing(draft, sizes, header.target.vocab_size, findings)
     findings.raise_errors(TraceError)
     require_layers(trace, draft.target_layer_ids)
     if header.text_origin == "target" and header.extra_tokens <= draft.num_speculative_tokens:

@@ -11,7 +11,7 @@ import pytest
 from dspark_convert.checks.confidence import (
     MIN_TOKENS,
     check_confidence,
-    judge_confidence,
+    decide_confidence,
 )
 from dspark_convert.checks.run import overall
 from dspark_convert.runtime.records import DecodeResult, Round
@@ -95,7 +95,7 @@ def test_two_standard_errors_below_chance_are_forgiven(margin: float, verdict: V
     scores = np.array([SURE, UNSURE, SURE, UNSURE])
     accepted = np.array([1.0, 0.0, 0.0, 1.0])
     weights = np.array([right, right, 1 - right, 1 - right]) * tokens / 2
-    result = judge_confidence(np.ones(4, dtype=int), scores, accepted, weights, 1)
+    result = decide_confidence(np.ones(4, dtype=int), scores, accepted, weights, 1)
     assert numbers(result).auc == pytest.approx(right)
     assert numbers(result).auc_standard_error == pytest.approx(error)
     assert result.verdict == verdict

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark_convert.checks.confidence import judge_confidence
+from dspark_convert.checks.confidence import decide_confidence
 from dspark_convert.schemas.report import ConfidenceNumbers
 
 TOKENS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 3)), min_size=1)
@@ -15,7 +15,7 @@ TOKENS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 3))
 
 def numbers(tokens: list[tuple[float, float, float]]) -> ConfidenceNumbers:
     scores, accepted, weights = np.array(tokens, dtype=float).T
-    found = judge_confidence(np.ones(len(tokens), dtype=int), scores, accepted, weights, 1).numbers
+    found = decide_confidence(np.ones(len(tokens), dtype=int), scores, accepted, weights, 1).numbers
     assert isinstance(found, ConfidenceNumbers)
     return found
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dspark_convert.conversion.plan import plan_to_dense, plan_to_speculators
 from dspark_convert.conversion.run import run_conversion
-from dspark_convert.conversion.speculators import judge_expressible
+from dspark_convert.conversion.speculators import validate_expressible
 from dspark_convert.errors import DraftError, Findings
 from dspark_convert.formats.detect import detect
 from dspark_convert.formats.dialects import DENSE, DIALECTS, SPECFORGE, SPECULATORS
@@ -23,7 +23,7 @@ from dspark_convert.formats.overrides import Overrides
 from dspark_convert.formats.parse import parse_config, render
 from dspark_convert.formats.read import read_draft
 from dspark_convert.formats.rules import Dialect
-from dspark_convert.formats.validate_config import judge_config
+from dspark_convert.formats.validate_config import validate_config
 from dspark_convert.schemas.draft import DraftConfig
 
 from .generated import configs, store, tensors_of_config
@@ -39,14 +39,14 @@ def parsed(document: dict[str, object], dialect: Dialect) -> DraftConfig:
     findings = Findings()
     result = parse_config(document, dialect, {}, findings)
     assert result is not None, list(findings)
-    judge_config(result.config, document, findings)
+    validate_config(result.config, document, findings)
     assert not findings.of("error"), list(findings)
     return result.config
 
 
 def expressible(config: DraftConfig) -> bool:
     findings = Findings()
-    judge_expressible(config, findings)
+    validate_expressible(config, findings)
     return not findings.of("error")
 
 

@@ -20,7 +20,7 @@ from dspark_convert.diagnosis.hypotheses import (
     HYPOTHESES,
     NotApplicableError,
     Reading,
-    Surroundings,
+    TargetFacts,
 )
 from dspark_convert.diagnosis.readings import reread
 from dspark_convert.diagnosis.shared_replay import SharedReplay
@@ -83,7 +83,7 @@ def texts() -> list[TraceSequence]:
     return record(target, written, prompts, DECODE)
 
 
-def surroundings() -> Surroundings:
+def surroundings() -> TargetFacts:
     """Everything that a reading may ask for."""
     target = golden_target()
     facts = {"hidden_size": target.hidden_size, "vocab_size": 320, "num_hidden_layers": 4}
@@ -96,7 +96,7 @@ def surroundings() -> Surroundings:
     }
     # Not the draft's own, as that of the golden verifier is.
     tensors = {name: tensor.roll(1, 0) for name, tensor in tensors.items()}
-    return Surroundings(
+    return TargetFacts(
         header,
         config={"rope_theta": 500.0},
         tensors=tensors,
@@ -132,7 +132,7 @@ def find(case: str) -> DraftModel:
 
 
 def list_readings(
-    draft: DraftModel, around: Surroundings | None = None
+    draft: DraftModel, around: TargetFacts | None = None
 ) -> tuple[list[ReadingId], list[Reading]]:
     """Readings of all hypotheses, and the hypothesis of each."""
     names: list[ReadingId] = []

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dspark_convert.engines import CLAIMS, engine_notes
-from dspark_convert.engines.view import Published
+from dspark_convert.engines.view import EngineView
 
 from .test_engines import ROWS, dense
 
 HEALTHY = ROWS["4 dense, anchor-first, full"][0]
-SHOWN: list[tuple[str, str | Published, str]] = [
+SHOWN: list[tuple[str, str | EngineView, str]] = [
     ("activation-unsupported", "another activation", "SGLang llama.cpp vLLM"),
     ("architecture-unread", "an architecture of its own", "DeepSpec SGLang llama.cpp vLLM"),
     ("attention-bias-unsupported", "biases", "llama.cpp"),
@@ -52,7 +52,7 @@ SHOWN: list[tuple[str, str | Published, str]] = [
     ("window-unread", "18 sliding, not switched on", "SGLang llama.cpp vLLM"),
     ("window-unsupported", "sliding, causal", "DeepSpec"),
 ]
-WITH_TABLE = Published("dense", HEALTHY.config, HEALTHY.document, [*HEALTHY.tensors, "d2t"])
+WITH_TABLE = EngineView("dense", HEALTHY.config, HEALTHY.document, [*HEALTHY.tensors, "d2t"])
 SHOWN.append(("d2t-full-vocabulary", WITH_TABLE, "vLLM"))
 
 
@@ -60,7 +60,7 @@ SHOWN.append(("d2t-full-vocabulary", WITH_TABLE, "vLLM"))
     ("code", "row", "engines"), SHOWN, ids=[f"{code}: {engines}" for code, _, engines in SHOWN]
 )
 def test_fault_has_its_code_at_the_engines_that_have_it(
-    code: str, row: str | Published, engines: str
+    code: str, row: str | EngineView, engines: str
 ) -> None:
     draft = ROWS[row][0] if isinstance(row, str) else row
     told = {note.engine for note in engine_notes(draft) if note.code == code}

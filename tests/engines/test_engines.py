@@ -19,7 +19,7 @@ from dspark_convert.engines import (
     notes_of,
 )
 from dspark_convert.engines import ENGINES as ENGINE_LIST
-from dspark_convert.engines.view import Published
+from dspark_convert.engines.view import EngineView
 from dspark_convert.errors import Findings
 from dspark_convert.formats.dialects import DIALECTS
 from dspark_convert.formats.parse import parse_config, render_dense
@@ -36,7 +36,7 @@ HIDDEN = {"target_layer_ids": [0, 1, 2], "mask_token_id": 319}
 SLIDING = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 6}
 
 
-def dense(*without: str, table: str = "d2t", silent_about: str = "", **changes: Any) -> Published:
+def dense(*without: str, table: str = "d2t", silent_about: str = "", **changes: Any) -> EngineView:
     """A dense draft whose embedding and head are stored, as ``render_dense`` describes it."""
     base = read_draft("dense_vanilla_bf16").config
     parsed = parse_config(base, DIALECTS["dense"], {}, Findings())
@@ -47,22 +47,22 @@ def dense(*without: str, table: str = "d2t", silent_about: str = "", **changes: 
     document = render_dense(config)
     for key in silent_about.split():
         del document[key]
-    return Published("dense", config, document, names)
+    return EngineView("dense", config, document, names)
 
 
-def speculators(variant: str, **keys: Any) -> Published:
+def speculators(variant: str, **keys: Any) -> EngineView:
     draft = read_draft(variant)
     document = {**draft.config, **keys}
     parsed = parse_config(document, DIALECTS["speculators"], {}, Findings())
     assert parsed is not None
-    return Published("speculators", parsed.config, document, list(draft.tensors))
+    return EngineView("speculators", parsed.config, document, list(draft.tensors))
 
 
-def with_keys(draft: Published, **keys: Any) -> Published:
+def with_keys(draft: EngineView, **keys: Any) -> EngineView:
     return replace(draft, document={**draft.document, **keys})
 
 
-def worst(draft: Published) -> str:
+def worst(draft: EngineView) -> str:
     """The gravest verdict of each engine, in the order of ``ENGINES``."""
     first = {note.engine: note.verdict for note in reversed(engine_notes(draft))}
     return " ".join(first[engine] for engine in ENGINES)
@@ -86,7 +86,7 @@ ROWS = {
         "loads refuses loads refuses",
     ),
     "3 the same, own weights": (
-        Published(
+        EngineView(
             "speculators",
             speculators("spec_vanilla_full_anchor_fp32").config,
             speculators("spec_vanilla_full_anchor_fp32").document,
@@ -110,7 +110,7 @@ ROWS = {
     "11 no head, padded": (dense("lm_head.weight", **PADDED), "silent refuses refuses refuses"),
     "12 own embedding and head": (dense(), "loads loads loads loads"),
     "14 prefixed": (
-        Published(
+        EngineView(
             "dense", dense().config, dense().document, ["model.fc.weight", "model.lm_head.weight"]
         ),
         "refuses loads loads silent",
@@ -204,7 +204,7 @@ def test_row_of_the_matrix(row: str) -> None:
 
 def test_full_vocabulary_with_a_table_is_refused_by_vllm() -> None:
     draft = dense()
-    stored = Published("dense", draft.config, draft.document, [*draft.tensors, "d2t"])
+    stored = EngineView("dense", draft.config, draft.document, [*draft.tensors, "d2t"])
     assert worst(stored).startswith("refuses")
 
 
@@ -220,7 +220,7 @@ def test_causality_in_the_spelling_of_an_engine_is_heard(
 ) -> None:
     draft = dense(sliding_window_non_causal=True, **SLIDING)
     document = {**draft.document, **keys}
-    assert worst(Published("dense", draft.config, document, draft.tensors)) == expected
+    assert worst(EngineView("dense", draft.config, document, draft.tensors)) == expected
 
 
 def test_confidence_head_without_bias_is_said() -> None:
@@ -230,7 +230,7 @@ def test_confidence_head_without_bias_is_said() -> None:
 def test_every_claim_is_shown_by_a_row_and_cites_its_source() -> None:
     shown = [dense("confidence_head.proj.bias"), *(draft for draft, _ in ROWS.values())]
     draft = dense()
-    shown.append(Published("dense", draft.config, draft.document, [*draft.tensors, "d2t"]))
+    shown.append(EngineView("dense", draft.config, draft.document, [*draft.tensors, "d2t"]))
     for claim in CLAIMS:
         assert claim.engine in VERSIONS
         assert claim.evidence
@@ -256,7 +256,7 @@ def test_own_form_is_all_that_speculators_reads() -> None:
     assert verdicts_of("speculators", missing) == ["silent"]
 
 
-def verdicts_of(engine: str, draft: Published) -> list[str]:
+def verdicts_of(engine: str, draft: EngineView) -> list[str]:
     return [note.verdict for note in engine_notes(draft) if note.engine == engine]
 
 

@@ -16,8 +16,8 @@ from dspark_convert.formats.rules import (
     UNKNOWN,
     Dialect,
     FieldRule,
+    FieldValue,
     Place,
-    Reading,
     assign,
     holds,
     lookup,
@@ -99,14 +99,14 @@ def test_tables_name_each_field_once_and_no_place_twice(dialect: Dialect) -> Non
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ({"a": 1}, Reading(1, (("a",),))),
-        ({"block": {"a": 2}}, Reading(2, (("block", "a"),))),
-        ({"a": 1, "block": {"a": 1}}, Reading(1, (("a",), ("block", "a")))),
-        ({"a": None, "block": {"a": 1}}, Reading(1, (("block", "a"),))),
-        ({"a": 1, "block": None}, Reading(1, (("a",),))),
+        ({"a": 1}, FieldValue(1, (("a",),))),
+        ({"block": {"a": 2}}, FieldValue(2, (("block", "a"),))),
+        ({"a": 1, "block": {"a": 1}}, FieldValue(1, (("a",), ("block", "a")))),
+        ({"a": None, "block": {"a": 1}}, FieldValue(1, (("block", "a"),))),
+        ({"a": 1, "block": None}, FieldValue(1, (("a",),))),
     ],
 )
-def test_places_that_agree_are_one_reading(document: dict[str, Any], expected: Reading) -> None:
+def test_places_that_agree_are_one_reading(document: dict[str, Any], expected: FieldValue) -> None:
     assert read_field(FieldRule("a", TWO), document, "f", Findings()) == expected
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dspark_convert.errors import DraftError, Findings
-from dspark_convert.formats.target import find_target_weights, judge_pairing
+from dspark_convert.formats.target import find_target_weights, validate_pairing
 from fixtures.broken.drafts import Tensor, pack
 
 from .helpers import DENSE, config_of, errors, parsed
@@ -103,5 +103,5 @@ def test_pairing(
     findings = Findings()
     fitting = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 320}
     config = parsed(config_of(DENSE)).model_copy(update=draft)
-    judge_pairing(config, {**fitting, **target}, rows, findings)
+    validate_pairing(config, {**fitting, **target}, rows, findings)
     assert errors(findings) == codes

@@ -9,7 +9,7 @@ import pytest
 from dspark_convert.errors import Findings
 from dspark_convert.formats.dialects import from_aux_ids, to_aux_ids
 from dspark_convert.formats.rules import Place
-from dspark_convert.formats.validate_config import judge_config
+from dspark_convert.formats.validate_config import validate_config
 from dspark_convert.schemas.draft import Layout
 
 from .helpers import DENSE, config_of, errors, parsed
@@ -18,7 +18,7 @@ from .helpers import DENSE, config_of, errors, parsed
 def judged(document: dict[str, Any] | None = None, **keys: Any) -> list[str]:
     config = parsed(config_of(DENSE)).model_copy(update=keys)
     findings = Findings()
-    judge_config(config, document or config_of(DENSE), findings)
+    validate_config(config, document or config_of(DENSE), findings)
     return errors(findings)
 
 
@@ -90,7 +90,7 @@ def test_layer_ids_are_told_as_the_file_spells_them(keys: dict[str, Any]) -> Non
     config = parsed(config_of(DENSE)).model_copy(update=keys)
     findings = Findings()
     place = Place(("aux_hidden_state_layer_ids",), from_aux_ids, to_aux_ids)
-    judge_config(config, config_of(DENSE), findings, layer_ids=place)
+    validate_config(config, config_of(DENSE), findings, layer_ids=place)
     (finding,) = findings
     assert finding.key == "aux_hidden_state_layer_ids"
     assert finding.found in ("[3, 2, 1]", "[5]")

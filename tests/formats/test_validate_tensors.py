@@ -11,7 +11,7 @@ from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.errors import Findings
 from dspark_convert.formats.dialects import from_aux_ids, to_aux_ids
 from dspark_convert.formats.rules import Place
-from dspark_convert.formats.validate_tensors import judge_structure
+from dspark_convert.formats.validate_tensors import validate_tensors
 
 from .helpers import DENSE, REDUCED, config_of, errors, parsed, stored, whole
 
@@ -27,7 +27,7 @@ def judged(
     tensors = whole(config)
     change(tensors)
     findings = Findings()
-    judge_structure(config.model_copy(update=keys), tensors, findings)
+    validate_tensors(config.model_copy(update=keys), tensors, findings)
     return errors(findings), findings
 
 
@@ -182,7 +182,7 @@ def test_feature_width_names_the_ids_as_the_file_spells_them() -> None:
     tensors = {**whole(config), "fc.weight": stored("fc.weight", 64, 128)}
     findings = Findings()
     place = Place(("aux_hidden_state_layer_ids",), from_aux_ids, to_aux_ids)
-    judge_structure(config, tensors, findings, layer_ids=place)
+    validate_tensors(config, tensors, findings, layer_ids=place)
     (finding,) = findings.of("error")
     assert "aux_hidden_state_layer_ids [1, 2, 3]" in finding.message
     assert "count decoder layers from 0" in str(finding.hint)

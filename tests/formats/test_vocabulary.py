@@ -16,9 +16,9 @@ from dspark_convert.errors import Findings
 from dspark_convert.formats.tensors import NamedTensors, name_tensors
 from dspark_convert.formats.vocabulary import (
     Ids,
-    Reading,
+    TableMeaning,
     VocabularyTable,
-    judge_vocabulary,
+    validate_vocabulary,
 )
 from fixtures.broken.drafts import Tensor, pack
 
@@ -32,7 +32,7 @@ def judge(
     table: Any,
     mask: Any = None,
     *,
-    reading: Reading | None = None,
+    reading: TableMeaning | None = None,
     dtype: str = "I64",
     second: Any = None,
     draft_vocab: int | None = None,
@@ -49,7 +49,7 @@ def judge(
     sizes = {"vocab_size": vocab, "draft_vocab_size": rows}
     config = parsed(config_of(REDUCED)).model_copy(update=sizes)
     findings = Findings()
-    return judge_vocabulary(config, named(folder, tensors), findings, reading=reading), findings
+    return validate_vocabulary(config, named(folder, tensors), findings, reading=reading), findings
 
 
 def named(folder: Path, tensors: dict[str, Tensor]) -> NamedTensors:
@@ -127,7 +127,7 @@ def test_table_that_cannot_be_taken(tmp_path: Path, table: Any, mask: Any, code:
     ],
 )
 def test_reading_given_or_proved(
-    tmp_path: Path, table: Any, mask: Any, reading: Reading | None, ids: list[int]
+    tmp_path: Path, table: Any, mask: Any, reading: TableMeaning | None, ids: list[int]
 ) -> None:
     result, findings = judge(tmp_path, table, mask, reading=reading)
     assert not errors(findings)
@@ -137,7 +137,7 @@ def test_reading_given_or_proved(
 
 
 @pytest.mark.parametrize("reading", ["offsets", "absolute"])
-def test_given_reading_is_still_judged(tmp_path: Path, reading: Reading) -> None:
+def test_given_reading_is_still_judged(tmp_path: Path, reading: TableMeaning) -> None:
     result, findings = judge(tmp_path, [99] * DRAFT, reading=reading)
     assert result is None
     assert errors(findings) == ["d2t-out-of-range"]
@@ -183,7 +183,7 @@ def test_mask_of_another_shape_or_dtype(tmp_path: Path, mask: Tensor) -> None:
     config = parsed(config_of(REDUCED)).model_copy(update=sizes)
     tensors = {"d2t": Tensor.of(np.array(offsets(IDS)), "I64"), "t2d": mask}
     findings = Findings()
-    judge_vocabulary(config, named(tmp_path, tensors), findings)
+    validate_vocabulary(config, named(tmp_path, tensors), findings)
     assert "t2d-invalid" in errors(findings)
 
 
@@ -195,7 +195,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         "dspark_convert.formats.vocabulary.read_bytes", lambda tensor, limit: contents[tensor.name]
     )
 
-    def run(table: Ids, mask: Any, vocab: int, reading: Reading | None = None) -> Any:
+    def run(table: Ids, mask: Any, vocab: int, reading: TableMeaning | None = None) -> Any:
         sizes = {"vocab_size": vocab, "draft_vocab_size": len(table)}
         config = parsed(config_of(REDUCED)).model_copy(update=sizes)
         contents["d2t"] = table.astype("<i8").tobytes()
@@ -207,7 +207,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         stored_mask = at("t2d", vocab, "BOOL") if mask is not None else None
         findings = Findings()
         tensors = NamedTensors(kept, {}, stored_mask, None)
-        return judge_vocabulary(config, tensors, findings, reading=reading), errors(findings)
+        return validate_vocabulary(config, tensors, findings, reading=reading), errors(findings)
 
     return run
 

@@ -7,8 +7,8 @@ import pytest
 
 from dspark_convert.checks.lossless import chi_square_tail, ulp
 from dspark_convert.replay.intervals import (
+    decide,
     expected_calibration_error,
-    judge,
     prompts_to_decide,
     rank,
     ratio_interval95,
@@ -75,7 +75,7 @@ def test_prompts_without_rounds_do_not_count() -> None:
 def test_verdict_against_a_threshold_of_two(
     interval: tuple[float, float] | None, verdict: str
 ) -> None:
-    assert judge(interval, 2.0) == verdict
+    assert decide(interval, 2.0) == verdict
 
 
 def test_four_times_the_distance_needs_a_sixteenth_of_the_prompts() -> None:

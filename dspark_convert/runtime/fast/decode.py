@@ -19,7 +19,7 @@ from dspark_convert.runtime.decode import check_pair, check_prompts
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.fast.models import why_unsupported
 from dspark_convert.runtime.fast.observing import describe_round
-from dspark_convert.runtime.fast.rounds import Engine, PendingRound
+from dspark_convert.runtime.fast.rounds import PendingRound, Rounds
 from dspark_convert.runtime.progress import Outcome, Row
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observer
 from dspark_convert.runtime.target import Target
@@ -72,7 +72,7 @@ def decode_fast(
     # Streams, graphs and our kernels belong to the current device, which may be another GPU.
     device_of: Any = torch.cuda.device_of  # torch leaves it untyped
     with device_of(draft.fc.weight):
-        engine = Engine(
+        rounds = Rounds(
             target,
             draft,
             options,
@@ -81,27 +81,27 @@ def decode_fast(
             generator=generator,
             observed=observer is not None,
         )
-        schedule = _Schedule(engine, prompts, observer, on_finished)
+        schedule = _Schedule(rounds, prompts, observer, on_finished)
         schedule.run()
     return tuple(row.result(options) for row in schedule.rows)
 
 
 class _Schedule:
-    """Which prompt each row of the engine works on."""
+    """Which prompt each row works on."""
 
     def __init__(
         self,
-        engine: Engine,
+        rounds: Rounds,
         prompts: Sequence[Sequence[int]],
         observer: Observer | None,
         on_finished: OnFinished,
     ) -> None:
-        self.engine, self.prompts, self.options = engine, prompts, engine.options
+        self.rounds, self.prompts, self.options = rounds, prompts, rounds.options
         self.observer, self.on_finished = observer, on_finished
         self.lag = LAG if observer is None else 0
         self.rows = [Row(index, len(prompt)) for index, prompt in enumerate(prompts)]
         self.waiting = deque(self.rows)
-        self.working: list[Row | None] = [None] * len(engine.anchors)
+        self.working: list[Row | None] = [None] * len(rounds.anchors)
         self.finished = 0
         # With each round, what its rows worked on when it was launched.
         self.launched: deque[tuple[list[Row | None], PendingRound]] = deque()
@@ -110,7 +110,7 @@ class _Schedule:
         """Decode all prompts."""
         self._fill()
         while any(self.working):
-            self.launched.append((list(self.working), self.engine.start_round()))
+            self.launched.append((list(self.working), self.rounds.start_round()))
             if len(self.launched) > self.lag:
                 self._read_oldest()
 
@@ -127,7 +127,7 @@ class _Schedule:
         """What a round came to, shown to the observer before anything is committed."""
         outcomes = pending.wait()
         if self.observer is not None:
-            self.observer(describe_round(self.engine, pending.output, working))
+            self.observer(describe_round(self.rounds, pending.output, working))
         return outcomes
 
     def _fill(self) -> None:
@@ -141,7 +141,7 @@ class _Schedule:
         """The next prompt that its first token does not finish already."""
         while self.waiting:
             row = self.waiting.popleft()
-            (outcome,) = self._read([row], self.engine.admit(slot, self.prompts[row.prompt]))
+            (outcome,) = self._read([row], self.rounds.admit(slot, self.prompts[row.prompt]))
             row.token_ids.append(outcome.next_token_id)
             self._count(row)
             if not row.finished(self.options):

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from dspark_convert.runtime.drafting import require_finite
-from dspark_convert.runtime.fast.rounds import Engine, RoundOutput
+from dspark_convert.runtime.fast.rounds import RoundOutput, Rounds
 from dspark_convert.runtime.progress import Row
 from dspark_convert.runtime.records import Observation
 from dspark_convert.runtime.sampling import compute_probabilities, one_hot, scale_logits
 
 
 def describe_round(
-    engine: Engine, output: RoundOutput, working: Sequence[Row | None]
+    rounds: Rounds, output: RoundOutput, working: Sequence[Row | None]
 ) -> Observation:
     """What ``decode`` would show of a round.
 
@@ -30,16 +30,16 @@ def describe_round(
 
     Raises ``DraftError`` (``outputs-not-finite``).
     """
-    assert output.evidence is not None, "the engine was built to be observed"
+    assert output.evidence is not None, "the rounds were built to be observed"
     rows = [row for row in working if row is not None]
     slots = [slot for slot, row in enumerate(working) if row is not None]
     picked = torch.tensor(slots, device=output.counts.device)
     counts, logits = output.counts[picked], output.evidence.target_logits[picked]
-    require_finite(output.evidence.draft_logits[picked], engine.draft_model)
+    require_finite(output.evidence.draft_logits[picked], rounds.draft_model)
     p, q, draft_ids = None, None, counts[:, 3:]
-    if not engine.options.sampling.greedy:
-        p = compute_probabilities(logits, engine.options.sampling)
-        q = _draft_probabilities(engine, output.evidence.draft_logits[picked], draft_ids)
+    if not rounds.options.sampling.greedy:
+        p = compute_probabilities(logits, rounds.options.sampling)
+        q = _draft_probabilities(rounds, output.evidence.draft_logits[picked], draft_ids)
     return Observation(
         prompts=tuple(row.prompt for row in rows),
         anchor_positions=tuple(row.anchor_position for row in rows),
@@ -53,9 +53,9 @@ def describe_round(
     )
 
 
-def _draft_probabilities(engine: Engine, logits_RND: Tensor, draft_ids_RN: Tensor) -> Tensor:
+def _draft_probabilities(rounds: Rounds, logits_RND: Tensor, draft_ids_RN: Tensor) -> Tensor:
     """q [R, N, V], as ``Drafter`` has it: temperature only; one-hot for greedy drafts."""
-    if engine.options.draft_sampling == "greedy":
-        return one_hot(draft_ids_RN, engine.vocabulary.target_size, torch.float32)
-    q = scale_logits(logits_RND, engine.options.temperature).softmax(-1)
-    return engine.vocabulary.scatter_probabilities(q)
+    if rounds.options.draft_sampling == "greedy":
+        return one_hot(draft_ids_RN, rounds.vocabulary.target_size, torch.float32)
+    q = scale_logits(logits_RND, rounds.options.temperature).softmax(-1)
+    return rounds.vocabulary.scatter_probabilities(q)

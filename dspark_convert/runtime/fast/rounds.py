@@ -26,7 +26,7 @@ from dspark_convert.runtime.fast.transfer import Download
 from dspark_convert.runtime.progress import Outcome, unpack_outcomes
 from dspark_convert.runtime.propose import Chain, ChooseToken, GreedyChoice, run_chain
 from dspark_convert.runtime.records import DecodeOptions
-from dspark_convert.runtime.rejection import Uniforms, Verdict, count_leading, verify_greedy
+from dspark_convert.runtime.rejection import Acceptance, Uniforms, count_leading, verify_greedy
 from dspark_convert.runtime.sampling import (
     compute_probabilities,
     draw_gumbel,
@@ -77,7 +77,7 @@ class PendingRound:
         return unpack_outcomes(counts, results["confidence"])
 
 
-class Engine:
+class Rounds:
     """Rows of a supported target and a draft, decoding side by side.
 
     ``columns`` positions fit into a row; one that runs past them decodes nonsense in its own last
@@ -205,7 +205,7 @@ class Engine:
             return every
         return count_leading(confidence >= self.options.confidence_threshold, every)
 
-    def _verify(self, logits_RQV: Tensor, chain: Chain, lengths: Tensor) -> Verdict:
+    def _verify(self, logits_RQV: Tensor, chain: Chain, lengths: Tensor) -> Acceptance:
         options = self.options
         if options.sampling.greedy:
             return verify_greedy(logits_RQV.argmax(-1), chain.target_ids, lengths)

@@ -17,7 +17,7 @@ from torch import Tensor
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.heads import MarkovHead
 from dspark_convert.runtime.propose import Chain, compute_confidence
-from dspark_convert.runtime.rejection import Uniforms, Verdict, compute_residual, count_leading
+from dspark_convert.runtime.rejection import Acceptance, Uniforms, compute_residual, count_leading
 from dspark_convert.runtime.sampling import draw_gumbel, one_hot, scale_logits
 from dspark_convert.runtime.vocabulary import DraftVocabulary
 
@@ -58,7 +58,7 @@ def verify_narrow(
     vocabulary: DraftVocabulary,
     uniforms: Uniforms,
     generator: torch.Generator,
-) -> Verdict:
+) -> Acceptance:
     """``rejection.verify_sampled`` with q in draft ids; None: one-hot at the drafted tokens.
 
     The same tokens stand for the same uniforms. The next token is drawn by the Gumbel-max trick
@@ -80,7 +80,7 @@ def verify_narrow(
     # After full acceptance nothing is subtracted, and the bonus comes from p.
     q_next = q_next * (accepted < lengths_R)[:, None]
     weights = compute_residual(p_RQV[rows, accepted], q_next)
-    return Verdict(accepted, draw_gumbel(weights.log(), generator))
+    return Acceptance(accepted, draw_gumbel(weights.log(), generator))
 
 
 class FusedSampler:
@@ -139,7 +139,7 @@ class FusedSampler:
             confidence_logits=compute_confidence(draft, hidden, previous_ids),
         )
 
-    def verify(self, p_logits_RQV: Tensor, chain: Chain, lengths_R: Tensor) -> Verdict:
+    def verify(self, p_logits_RQV: Tensor, chain: Chain, lengths_R: Tensor) -> Acceptance:
         """See ``rejection.verify_sampled``; ``chain`` is the last one drawn."""
         kernels, temperature = sampling_kernels, self.temperature
         q_logits = self.biased[:, self.first :]
@@ -162,7 +162,7 @@ class FusedSampler:
             self.seeds,
             temperature,
         )
-        return Verdict(accepted, next_ids)
+        return Acceptance(accepted, next_ids)
 
     def _mix(
         self, slot: int, hidden: Tensor, anchor_ids: Tensor, state: Tensor | None

@@ -7,13 +7,12 @@ the order in which the safetensors library lays a file out.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -28,12 +27,12 @@ from dspark_convert.checkpoint.header import (
     render_header,
     tensor_nbytes,
 )
-from dspark_convert.checkpoint.interrupts import SignalGuard
 from dspark_convert.checkpoint.placement import (
     check_place,
     check_space,
     os_errors_refused,
 )
+from dspark_convert.checkpoint.staged_file import staged_file
 from dspark_convert.checkpoint.transfer import copy_range, write_at
 from dspark_convert.errors import DSparkError, Finding, OutputError
 from dspark_convert.schemas.trace import TraceHeader, TraceSequenceEntry
@@ -86,33 +85,18 @@ def staged_trace(
     ``checkpoint.staging``.
     """
     needed = 2 * trace_nbytes(plan, borrowed)
-    with SignalGuard() as guard, os_errors_refused(output, needed):
+    with os_errors_refused(output, needed):
         place = check_place(output, protected)
-        _require_replaceable(place, overwrite=overwrite)
+        recheck = partial(_require_replaceable, place, overwrite=overwrite)
+        recheck()
         check_space(place, needed)
-        staged = place.with_name(f".{place.name}.dspark-tmp")
-        descriptor = _create_locked(staged)
-        # Two nested blocks, since a signal can still strike between `finally` and `hold`.
-        try:
-            try:
-                guard.allow()
-                with ExitStack() as lanes:
-                    writer = TraceWriter(plan, place.parent, lanes)
-                    for name in sorted(borrowed):
-                        writer.borrow(name, borrowed[name])
-                    yield writer
-                    writer.assemble(descriptor)
-                os.fsync(descriptor)
-                open_trace_file(staged)
-            finally:
-                guard.hold()
-            _require_replaceable(place, overwrite=overwrite)  # it may have changed by now
-            staged.rename(place)
-        except BaseException:
-            staged.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(descriptor)
+        with staged_file(place, recheck=recheck, alone=True) as staged, ExitStack() as lanes:
+            writer = TraceWriter(plan, place.parent, lanes)
+            for name in sorted(borrowed):
+                writer.borrow(name, borrowed[name])
+            yield writer
+            writer.assemble(staged.descriptor)
+            open_trace_file(staged.path)
 
 
 @dataclass
@@ -234,35 +218,5 @@ def _is_trace(path: Path) -> bool:
         return False
 
 
-def _create_locked(staged: Path) -> int:
-    """The file under construction, empty, held with flock.
-
-    A killed run leaves a file that nobody holds; the next run to the same output takes it over.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(staged, flags, 0o666)
-    try:
-        _take_over(staged, descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _take_over(staged: Path, descriptor: int) -> None:
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-        raise _refusal("output-busy", "something else has the name of our temporary file", staged)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        still_there = os.path.samestat(staged.stat(), status)
-    except (BlockingIOError, FileNotFoundError):
-        still_there = False
-    if not still_there:
-        raise _refusal("output-busy", "another run is writing this output", staged)
-    os.ftruncate(descriptor, 0)
-
-
-def _refusal(code: str, message: str, path: Path, hint: str | None = None) -> OutputError:
-    hint = hint or "wait for the other run, or choose another output"
+def _refusal(code: str, message: str, path: Path, hint: str) -> OutputError:
     return OutputError(Finding(code=code, message=message, found=str(path), hint=hint))

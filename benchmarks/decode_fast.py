@@ -30,7 +30,7 @@ from benchmarks.decode import (
 )
 from benchmarks.random_pair import QWEN3_8B, TINY, Size, weight_bytes
 from dspark_convert.runtime.fast.decode import LAG
-from dspark_convert.runtime.fast.rounds import Engine
+from dspark_convert.runtime.fast.rounds import Rounds
 from dspark_convert.runtime.records import DecodeOptions
 
 WARM_UP = 8
@@ -58,14 +58,14 @@ class Figures:
     floor: float
 
 
-def build_engine(setting: Setting, rounds: int) -> Engine:
-    """An engine whose rows hold random prompts and stay inside their columns."""
+def build_rounds(setting: Setting, count: int) -> Rounds:
+    """Rows that hold random prompts and stay inside their columns for ``count`` rounds."""
     size = setting.size
-    engine = Engine(
+    rounds = Rounds(
         setting.target,
         setting.draft,
         DecodeOptions(
-            max_new_tokens=(rounds + 2) * (size.block_size + 1), temperature=setting.temperature
+            max_new_tokens=(count + 2) * (size.block_size + 1), temperature=setting.temperature
         ),
         rows=setting.batch,
         longest=size.context,
@@ -74,52 +74,52 @@ def build_engine(setting: Setting, rounds: int) -> Engine:
     shape = (setting.batch, size.context)
     prompts = torch.randint(size.vocabulary, shape, generator=torch.Generator().manual_seed(2))
     for row, prompt in enumerate(prompts.tolist()):
-        engine.admit(row, prompt)
-    return engine
+        rounds.admit(row, prompt)
+    return rounds
 
 
 @torch.no_grad()
-def measure(setting: Setting, rounds: int, copy_rate: float) -> Figures:
-    """Time ``rounds`` rounds after ``WARM_UP`` others; ``copy_rate`` in bytes moved per second."""
+def measure(setting: Setting, measured: int, copy_rate: float) -> Figures:
+    """Time ``measured`` rounds after ``WARM_UP`` others; ``copy_rate`` in bytes moved per second."""
     if setting.cuda:
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    engine = build_engine(setting, WARM_UP + rounds)
+    rounds = build_rounds(setting, WARM_UP + measured)
     start = time.perf_counter() - began
     stopwatch, accepted, pending = Stopwatch(setting.draft.device), [], []
     marks = [stopwatch.now()]
-    for number in range(WARM_UP + rounds):
+    for number in range(WARM_UP + measured):
         if number == WARM_UP:
             began = time.perf_counter()
-        pending.append(engine.start_round())
+        pending.append(rounds.start_round())
         marks.append(stopwatch.now())
         if len(pending) > LAG:
             accepted.append([outcome.accepted for outcome in pending.pop(0).wait()])
     accepted += [[outcome.accepted for outcome in each.wait()] for each in pending]
-    wall = (time.perf_counter() - began) / rounds
+    wall = (time.perf_counter() - began) / measured
     times = [stopwatch.elapsed(begin, end) for begin, end in itertools.pairwise(marks)][WARM_UP:]
     read = weight_bytes(setting.target.model, setting.draft)
     return Figures(
         draft_vocabulary=setting.draft.config.draft_vocab_size,
         batch=setting.batch,
         temperature=setting.temperature,
-        rounds=rounds,
+        rounds=measured,
         accepted_length=1 + statistics.mean(itertools.chain(*accepted[WARM_UP:])),
         median=statistics.median(times),
         fastest=min(times),
         slowest=max(times),
         wall=wall * 1e3,
         start=start,
-        beyond_bytes=beyond_bytes(setting, engine) if setting.cuda else None,
+        beyond_bytes=beyond_bytes(setting, rounds) if setting.cuda else None,
         floor=read / copy_rate * 1e3,
     )
 
 
-def beyond_bytes(setting: Setting, engine: Engine) -> int:
+def beyond_bytes(setting: Setting, rounds: Rounds) -> int:
     """Most memory that was given out, less all weights and the caches."""
     models = (setting.target.model, setting.draft)
     weights = sum(parameter.nbytes for model in models for parameter in model.parameters())
-    caches = (*engine.target.caches, *engine.draft.caches)
+    caches = (*rounds.target.caches, *rounds.draft.caches)
     held = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
     return int(torch.cuda.max_memory_allocated()) - weights - held
 

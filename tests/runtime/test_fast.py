@@ -17,7 +17,7 @@ from dspark_convert.runtime.attention import compute_visibility
 from dspark_convert.runtime.decode import decode
 from dspark_convert.runtime.fast import decode_fast, layers
 from dspark_convert.runtime.fast.layers import LayerCache, see_block, see_causally
-from dspark_convert.runtime.fast.rounds import Engine
+from dspark_convert.runtime.fast.rounds import Rounds
 from dspark_convert.runtime.fast.sampling import NarrowChoice, verify_narrow
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult
 from dspark_convert.runtime.rejection import Uniforms, compute_residual, verify_sampled
@@ -343,14 +343,14 @@ def test_a_round_neither_waits_nor_allocates(temperature: float) -> None:
     target, draft = kernel_pair()
     options = DecodeOptions(max_new_tokens=60, temperature=temperature)
     generator = torch.Generator("cuda").manual_seed(0)
-    engine = Engine(target, draft, options, rows=2, longest=8, generator=generator)
+    rounds = Rounds(target, draft, options, rows=2, longest=8, generator=generator)
     for row in range(2):
-        engine.admit(row, PROMPTS[1])
-    engine.start_round().wait()
+        rounds.admit(row, PROMPTS[1])
+    rounds.start_round().wait()
     before = torch.cuda.memory_allocated()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        pending = [engine.start_round() for _ in range(3)]
+        pending = [rounds.start_round() for _ in range(3)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_allocated() == before

@@ -16,7 +16,7 @@ from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.decode import decode
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.fast import decode_fast
-from dspark_convert.runtime.fast.rounds import Engine
+from dspark_convert.runtime.fast.rounds import Rounds
 from dspark_convert.runtime.propose import run_chain
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation
 from dspark_convert.runtime.sampling import compute_probabilities
@@ -178,9 +178,9 @@ def test_p_and_q_are_those_of_whole_passes(variant: str, draft_sampling: str) ->
 
 def test_nothing_more_is_kept_of_a_round_that_nobody_observes() -> None:
     target, draft = bigram_pair()
-    engine = Engine(target, draft, OPTIONS[0], rows=1, longest=4, generator=None)
-    assert engine.admit(0, PROMPTS[1]).output.evidence is None
-    assert engine.start_round().output.evidence is None
+    rounds = Rounds(target, draft, OPTIONS[0], rows=1, longest=4, generator=None)
+    assert rounds.admit(0, PROMPTS[1]).output.evidence is None
+    assert rounds.start_round().output.evidence is None
 
 
 @pytest.mark.parametrize("observed", [False, True])

@@ -47,15 +47,15 @@ class StoredTensor:
 class WeightFile:
     """One safetensors file: ``name`` in the folder, ``path`` the real file, ``size`` in bytes.
 
-    ``sha256`` is known without reading the file only where the name is a link to a blob of the
-    Hub cache, which names large files by their SHA-256; else None.
+    ``hub_sha256`` is what the Hub says that the file should have: known where the name is a link to
+    a blob of the Hub cache, which names large files by their SHA-256; else None.
     """
 
     name: str
     path: Path
     size: int
     header: Header
-    sha256: str | None
+    hub_sha256: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def _read_weight_file(path: Path) -> WeightFile:
         path=real,
         size=header.data_begin + data_bytes,
         header=header,
-        sha256=real.name if in_hub_cache and _SHA256.fullmatch(real.name) else None,
+        hub_sha256=real.name if in_hub_cache and _SHA256.fullmatch(real.name) else None,
     )
 
 

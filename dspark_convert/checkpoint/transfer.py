@@ -30,7 +30,7 @@ def copy_range(
     """
     copied = _copy_in_kernel(source, offset, length, target, target_offset, on_bytes)
     while copied < length:
-        data = _read(source, offset + copied, min(_BUFFER, length - copied))
+        data = read_some(source, offset + copied, min(_BUFFER, length - copied))
         write_at(target, target_offset + copied, data)
         copied += len(data)
         on_bytes(len(data))
@@ -91,7 +91,11 @@ def _copy_in_kernel(
     return copied
 
 
-def _read(source: int, offset: int, length: int) -> bytes:
+def read_some(source: int, offset: int, length: int) -> bytes:
+    """Between 1 and ``length`` bytes of a source at ``offset``.
+
+    Raises ``CheckpointError``: ``file-changed`` at the end of the file, ``file-unreadable``.
+    """
     try:
         data = os.pread(source, length, offset)
     except OSError as error:

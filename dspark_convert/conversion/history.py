@@ -52,7 +52,7 @@ def read_history(
     if manifest is None:
         _note_unusable("it is no manifest that this version understands", findings)
         return ()
-    recorded = {file.name: file.sha256 for file in manifest.files}
+    recorded = {file.name: file.header_sha256 for file in manifest.files}
     if any(recorded.get(file.name) != file.header_sha256 for file in identity.files):
         _note_unusable("it was written for other weight files", findings)
         return ()

@@ -23,6 +23,4 @@ def identify(checkpoint: Checkpoint) -> SourceIdentity:
 def _source_file(file: WeightFile) -> SourceFile:
     with open_regular(file.path, file=file.name) as descriptor:
         header_sha256 = hash_range(descriptor, file.header.data_begin)
-    return SourceFile(
-        name=file.name, size=file.size, header_sha256=header_sha256, sha256=file.sha256
-    )
+    return SourceFile(name=file.name, size=file.size, header_sha256=header_sha256, sha256=None)

@@ -27,8 +27,14 @@ def read_manifest(folder: Path) -> ConversionManifest | None:
         return None
 
 
-def validate_file(folder: Path, file: OutputFile, findings: Findings) -> None:
-    """Whether a file is still what the manifest says: size, and hash of it or of its header."""
+def validate_file(folder: Path, file: OutputFile, findings: Findings, *, whole: bool) -> None:
+    """Whether a file is still what the manifest says: its size and its hash.
+
+    Of weights only the header is hashed, unless ``whole`` asks for every byte.
+
+    Codes: ``manifest-name-unsafe``, ``manifest-file-missing``, ``manifest-file-differs``,
+    ``manifest-without-hashes``, and those of ``open_regular`` and ``read_header``.
+    """
     if file.name in ("", ".", "..") or any(character in file.name for character in "/\\\0"):
         findings.error(
             "manifest-name-unsafe",
@@ -37,8 +43,17 @@ def validate_file(folder: Path, file: OutputFile, findings: Findings) -> None:
             found=repr(file.name)[:120],
         )
         return
+    expected = file.sha256 if whole or file.header_sha256 is None else file.header_sha256
+    if expected is None:
+        findings.error(
+            "manifest-without-hashes",
+            "the manifest does not vouch for the bytes of this file: an earlier version wrote it",
+            file=file.name,
+            hint="convert again",
+        )
+        return
     try:
-        size, digest = _measure(folder / file.name)
+        size, digest = _measure(folder / file.name, whole=whole)
     except CheckpointError as error:
         for finding in error.findings:
             findings.error(
@@ -48,20 +63,21 @@ def validate_file(folder: Path, file: OutputFile, findings: Findings) -> None:
                 hint="convert again; publish the result as it was written",
             )
         return
-    if (size, digest) != (file.size, file.sha256):
+    if (size, digest) != (file.size, expected):
         findings.error(
             "manifest-file-differs",
             "the file is not the one that the conversion wrote",
             file=file.name,
-            expected=f"{file.size} bytes, SHA-256 {file.sha256}",
+            expected=f"{file.size} bytes, SHA-256 {expected}",
             found=f"{size} bytes, SHA-256 {digest}",
             hint="convert again; publish the result as it was written",
         )
 
 
-def _measure(path: Path) -> tuple[int, str]:
-    """Size in bytes, and the SHA-256 that a manifest gives: of weights that of their header."""
-    end = read_header(path).data_begin if path.suffix == ".safetensors" else None
+def _measure(path: Path, *, whole: bool) -> tuple[int, str]:
+    """Size in bytes, and the SHA-256; of weights that of their header, unless ``whole``."""
+    weights = path.suffix == ".safetensors" and not whole
+    end = read_header(path).data_begin if weights else None
     with open_regular(path) as descriptor:
         size = os.fstat(descriptor).st_size
         return size, hash_range(descriptor, size if end is None else end)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dspark_convert.checkpoint.folder import WeightFile
 from dspark_convert.checkpoint.names import shown_name
 from dspark_convert.checkpoint.side_files import SideFile, side_files
 from dspark_convert.conversion.expand import expand_pieces, expanded_config, explain_keys
@@ -52,6 +53,8 @@ class Conversion:
     """A plan and what its execution needs: where the bytes of every output file come from."""
 
     plan: ConversionPlan
+    source_files: tuple[WeightFile, ...]
+    """The weight files of the draft that is converted."""
     files: tuple[OutputWeights, ...]
     side_files: tuple[SideFile, ...]
     read_only: tuple[Path, ...]
@@ -207,7 +210,13 @@ def _conversion(
         engines=engine_notes(_published(config, keys, pieces)),
     )
     read_only = (source.folder, *([target.checkpoint.folder] if target else []))
-    return Conversion(plan, tuple(files), tuple(f for f in carried if f.carried), read_only)
+    return Conversion(
+        plan=plan,
+        source_files=source.checkpoint.files,
+        files=tuple(files),
+        side_files=tuple(file for file in carried if file.carried),
+        read_only=read_only,
+    )
 
 
 def _paired(source: DraftSource, weights: TargetWeights | None, findings: Findings) -> DraftConfig:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from dspark_convert.checkpoint.folder import StoredTensor, open_checkpoint
 from dspark_convert.checkpoint.names import shown_name
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES, SideFile
 from dspark_convert.checkpoint.staging import staged_folder
-from dspark_convert.checkpoint.transfer import copy_range, ranges_equal, write_at
+from dspark_convert.checkpoint.transfer import ranges_equal
 from dspark_convert.conversion.assembled import Assembled
 from dspark_convert.conversion.manifest import MANIFEST_FILE, read_manifest, validate_file
 from dspark_convert.conversion.plan import Conversion
 from dspark_convert.conversion.weights import INDEX_FILE, OutputWeights, Piece
+from dspark_convert.conversion.write_weights import WeightDigests, write_weights
 from dspark_convert.errors import Finding, Findings, OutputError
-from dspark_convert.schemas.plan import ConversionManifest, OutputFile
+from dspark_convert.schemas.plan import ConversionManifest, OutputFile, SourceIdentity
 
 CONFIG_FILE = "config.json"
 
@@ -45,12 +45,13 @@ def run_conversion(
         output: appears complete, or not at all.
         overwrite: replace an empty folder, or an earlier result of ours.
         verify_bytes: compare all copied bytes, not only the ends of each range.
-        on_bytes: hears how many bytes of tensors were copied.
+        on_bytes: is called with the number of bytes of every piece of a tensor that was copied.
 
     Raises:
         OutputError: the output may not be replaced, the disk is full, or re-reading found other
             bytes than were written (``output-differs``).
-        CheckpointError: the source changed while it was read.
+        CheckpointError: the source changed while it was read (``file-changed``), or is not what the
+            Hub has (``cached-file-corrupt``).
     """
     with staged_folder(
         output,
@@ -59,14 +60,13 @@ def run_conversion(
         protected=conversion.read_only,
         needed_bytes=needed_bytes(conversion),
     ) as folder:
-        for file in conversion.files:
-            _write_weights(file, folder / file.name, on_bytes)
+        digests = write_weights(conversion.files, folder, conversion.source_files, on_bytes)
         for side_file in conversion.side_files:
             _copy_side_file(side_file, folder / side_file.name)
         _write_json(folder / CONFIG_FILE, conversion.plan.config)
         if len(conversion.files) > 1:
             _write_json(folder / INDEX_FILE, _index(conversion.files))
-        manifest = _manifest(conversion, folder)
+        manifest = _manifest(conversion, folder, digests)
         _write_json(folder / MANIFEST_FILE, manifest.model_dump(mode="json"))
         _verify(conversion, folder, whole=verify_bytes)
     return manifest
@@ -93,55 +93,9 @@ def is_our_output(folder: Path) -> bool:
         return False
     findings = Findings()
     for file in manifest.files:
-        validate_file(folder, file.model_copy(update={"name": present[file.name]}), findings)
+        stored = file.model_copy(update={"name": present[file.name]})
+        validate_file(folder, stored, findings, whole=False)
     return not findings.of("error")
-
-
-def _write_weights(file: OutputWeights, path: Path, on_bytes: Callable[[int], None]) -> None:
-    with ExitStack() as stack:
-        output = stack.enter_context(_created(path))
-        sources: dict[Path, int] = {}
-        write_at(output, 0, file.header)
-        for entry in file.entries:
-            content = file.pieces[entry.name].content
-            offset = len(file.header) + entry.begin
-            if isinstance(content, bytes):
-                write_at(output, offset, content)
-                continue
-            stored = content.stored if isinstance(content, Assembled) else content
-            if stored is not None and stored.path not in sources:
-                opened = open_regular(stored.path, file=stored.file)
-                sources[stored.path] = stack.enter_context(opened)
-            if isinstance(content, Assembled):
-                descriptor = sources[stored.path] if stored else None
-                _write_blocks(content, descriptor, output, offset, on_bytes)
-                continue
-            descriptor = sources[content.path]
-            copy_range(
-                descriptor, content.offset, content.nbytes, output, offset, on_bytes=on_bytes
-            )
-
-
-def _write_blocks(
-    content: Assembled,
-    source: int | None,
-    output: int,
-    offset: int,
-    on_bytes: Callable[[int], None],
-) -> None:
-    for first, end in content.blocks():
-        block = content.read(source, first, end)
-        write_at(output, offset + first * content.row_bytes, block)
-        on_bytes(len(block))
-
-
-@contextmanager
-def _created(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _copy_side_file(file: SideFile, path: Path) -> None:
@@ -160,19 +114,24 @@ def _index(files: tuple[OutputWeights, ...]) -> dict[str, Any]:
     }
 
 
-def _manifest(conversion: Conversion, folder: Path) -> ConversionManifest:
+def _manifest(conversion: Conversion, folder: Path, digests: WeightDigests) -> ConversionManifest:
     plan = conversion.plan
-    headers = {file.name: file for file in conversion.files}
+    weights = {file.name: file for file in conversion.files}
     files = []
     for path in sorted(folder.iterdir()):
-        weights = headers.get(path.name)
-        data = weights.header if weights else path.read_bytes()
-        size = weights.size if weights else len(data)
-        digest = hashlib.sha256(data).hexdigest()
-        files.append(OutputFile(name=shown_name(path.name), size=size, sha256=digest))
+        name = shown_name(path.name)
+        if path.name in weights:
+            header = hashlib.sha256(weights[path.name].header).hexdigest()
+            size, sha256 = weights[path.name].size, digests.output[path.name]
+            file = OutputFile(name=name, size=size, sha256=sha256, header_sha256=header)
+        else:
+            data = path.read_bytes()
+            sha256 = hashlib.sha256(data).hexdigest()
+            file = OutputFile(name=name, size=len(data), sha256=sha256)
+        files.append(file)
     return ConversionManifest(
         tool_version=__version__,
-        source=plan.source,
+        source=_with_digests(plan.source, digests),
         dialect=plan.dialect,
         output_dialect=plan.output_dialect,
         target=plan.target,
@@ -189,6 +148,11 @@ def _manifest(conversion: Conversion, folder: Path) -> ConversionManifest:
         findings=plan.findings,
         files=tuple(files),
     )
+
+
+def _with_digests(source: SourceIdentity, digests: WeightDigests) -> SourceIdentity:
+    files = (file.model_copy(update={"sha256": digests.source[file.name]}) for file in source.files)
+    return source.model_copy(update={"files": tuple(files)})
 
 
 def _verify(conversion: Conversion, folder: Path, *, whole: bool) -> None:

@@ -63,7 +63,7 @@ def examine_publishable(
     findings = Findings()
     for file in manifest.files:
         if file.name != CARD_FILE:
-            validate_file(folder, file, findings)
+            validate_file(folder, file, findings, whole=True)
     findings.raise_errors(CheckpointError)
     Findings(check_draft(folder).findings).raise_errors(DraftError)
     if report is not None:

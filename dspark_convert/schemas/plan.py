@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, model_validator
 
 from dspark_convert.errors import Finding
 from dspark_convert.schemas.base import OwnDocument
@@ -20,7 +20,10 @@ class SourceFile(OwnDocument):
     name: str
     size: NonNegativeInt = Field(description="bytes")
     header_sha256: str = Field(description="of the safetensors header: names, shapes, offsets")
-    sha256: str | None = Field(description="of the whole file, where the Hub cache records it")
+    sha256: str | None = Field(
+        description="of all bytes, hashed while they were converted; null in a plan, and of files "
+        "that are only read in part"
+    )
 
 
 class SourceIdentity(OwnDocument):
@@ -130,13 +133,21 @@ class OutputFile(OwnDocument):
 
     name: str
     size: NonNegativeInt = Field(description="bytes")
-    sha256: str | None = Field(description="of the file, or of its header when it holds weights")
+    sha256: str | None = Field(
+        description="of all bytes; null when a version before 0.2 wrote the manifest"
+    )
+    header_sha256: str | None = Field(
+        default=None, description="of the safetensors header, of files that hold weights"
+    )
 
 
 class ConversionManifest(OwnDocument):
-    """``dspark_conversion.json``: what the result was made from, and how to go back."""
+    """``dspark_conversion.json``: what the result was made from, and how to go back.
 
-    schema_version: Literal[1] = 1
+    Version 1, which is read too, gave of weight files the hash of their header only.
+    """
+
+    schema_version: Literal[2] = 2
     tool: Literal["dspark-convert"] = "dspark-convert"
     tool_version: str
     source: SourceIdentity
@@ -161,3 +172,23 @@ class ConversionManifest(OwnDocument):
     )
     findings: tuple[Finding, ...]
     files: tuple[OutputFile, ...]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_version_1(cls, document: Any) -> Any:
+        if not isinstance(document, dict) or document.get("schema_version") != 1:
+            return document
+        files = document.get("files")
+        if not isinstance(files, list | tuple):
+            return document
+        return {
+            **document,
+            "schema_version": 2,
+            "files": [_with_header_hash(file) for file in files],
+        }
+
+
+def _with_header_hash(file: Any) -> Any:
+    """A file of a manifest of version 1, where ``sha256`` is of the header if it holds weights."""
+    weights = isinstance(file, dict) and str(file.get("name")).endswith(".safetensors")
+    return {**file, "sha256": None, "header_sha256": file.get("sha256")} if weights else file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from dspark_convert.checkpoint import digests
-from dspark_convert.checkpoint.digests import FollowingDigest
+from dspark_convert.checkpoint.digests import FollowingDigest, SourceDigests
+from dspark_convert.checkpoint.folder import open_checkpoint
+from dspark_convert.errors import CheckpointError
+
+from .helpers import write_sharded
 
 DATA = bytes(range(256)) * 40
 
@@ -36,7 +41,8 @@ def test_it_is_the_digest_of_what_was_written(
 
 def test_only_the_bytes_asked_for_count(descriptor: int) -> None:
     os.write(descriptor, DATA)
-    with FollowingDigest(descriptor, 100, available=len(DATA)) as digest:
+    with FollowingDigest(descriptor, 100) as digest:
+        digest.advance(len(DATA))
         assert digest.hexdigest() == hashlib.sha256(DATA[:100]).hexdigest()
     with FollowingDigest(descriptor, 0) as digest:
         assert digest.hexdigest() == hashlib.sha256(b"").hexdigest()
@@ -44,15 +50,18 @@ def test_only_the_bytes_asked_for_count(descriptor: int) -> None:
 
 def test_a_file_that_ends_early_has_none(descriptor: int) -> None:
     os.write(descriptor, DATA)
-    with FollowingDigest(descriptor, len(DATA) + 1, available=len(DATA) + 1) as digest:
+    with FollowingDigest(descriptor, len(DATA) + 1) as digest:
+        digest.advance(len(DATA) + 1)
         assert digest.hexdigest() is None
 
 
 def test_an_error_of_reading_is_told(descriptor: int, tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        with FollowingDigest(folder, 1, available=1) as digest, pytest.raises(IsADirectoryError):
-            digest.hexdigest()
+        with FollowingDigest(folder, 1) as digest:
+            digest.advance(1)
+            with pytest.raises(IsADirectoryError):
+                digest.hexdigest()
     finally:
         os.close(folder)
 
@@ -61,4 +70,34 @@ def test_leaving_early_ends_the_thread(descriptor: int) -> None:
     before = threading.active_count()
     with pytest.raises(ValueError, match="stop"), FollowingDigest(descriptor, 10):
         raise ValueError("stop")
+    assert threading.active_count() == before
+
+
+def test_files_of_a_source_are_hashed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "_BUFFER", 7)
+    folder = write_sharded(tmp_path / "draft")
+    with SourceDigests(open_checkpoint(folder).files) as taken:
+        found = taken.hexdigests()
+    assert found == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.glob("*.safetensors")
+    }
+
+
+def test_a_source_that_goes_or_shrinks_meanwhile_is_refused(tmp_path: Path) -> None:
+    files = open_checkpoint(write_sharded(tmp_path / "draft")).files
+    os.truncate(files[0].path, 20)
+    with SourceDigests(files) as taken, pytest.raises(CheckpointError, match="file-changed"):
+        taken.hexdigests()
+    shutil.rmtree(tmp_path / "draft")
+    with SourceDigests(files) as taken, pytest.raises(CheckpointError, match="file-missing"):
+        taken.hexdigests()
+
+
+def test_leaving_early_ends_the_thread_of_a_source(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with SourceDigests(open_checkpoint(write_sharded(tmp_path / "draft")).files):
+        pass
     assert threading.active_count() == before

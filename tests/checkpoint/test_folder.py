@@ -35,7 +35,7 @@ def test_tensors_lie_where_the_library_finds_them(tmp_path: Path) -> None:
     assert checkpoint.config_sha256 == hashlib.sha256(b'{"a": 1}').hexdigest()
     assert checkpoint.metadata == {"format": "np"}
     (file,) = checkpoint.files
-    assert (file.name, file.path, file.sha256) == (
+    assert (file.name, file.path, file.hub_sha256) == (
         "model.safetensors",
         tmp_path / "model.safetensors",
         None,
@@ -103,7 +103,7 @@ def test_hub_snapshot_links_are_followed(tmp_path: Path, blob: str, known: str |
     (snapshot / "model.safetensors").symlink_to(f"../../blobs/{blob}")
     checkpoint = open_checkpoint(snapshot)
     (file,) = checkpoint.files
-    assert (file.name, file.sha256) == ("model.safetensors", known)
+    assert (file.name, file.hub_sha256) == ("model.safetensors", known)
     assert checkpoint.tensors["b"].path == tmp_path / "blobs" / blob
     assert read_bytes(checkpoint.tensors["b"], limit=6) == b"second"
     (tmp_path / "blobs" / blob).unlink()
@@ -114,7 +114,7 @@ def test_hash_like_name_outside_a_blob_store_says_nothing(tmp_path: Path) -> Non
     write_single(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / SHA256)
     (tmp_path / "model.safetensors").symlink_to(SHA256)
-    assert open_checkpoint(tmp_path).files[0].sha256 is None
+    assert open_checkpoint(tmp_path).files[0].hub_sha256 is None
 
 
 def test_folder_must_exist_and_be_one(tmp_path: Path) -> None:

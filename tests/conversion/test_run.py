@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from dspark_convert.checkpoint.transfer import copy_range
-from dspark_convert.conversion import run
+from dspark_convert.conversion import run, write_weights
+from dspark_convert.conversion.manifest import read_manifest, validate_file
 from dspark_convert.conversion.plan import plan_to_dense
-from dspark_convert.errors import CheckpointError, OutputError
-from fixtures.broken.edits import d2t, put, unchanged, write
+from dspark_convert.errors import CheckpointError, Findings, OutputError
+from fixtures.broken.edits import d2t, hub_snapshot, put, unchanged, write
 
 from .helpers import convert, digest, files_of, tensors_of
 
@@ -47,7 +49,61 @@ def test_manifest_is_what_lies_in_the_output(source: Path, tmp_path: Path) -> No
     }
 
 
-def test_progress_hears_of_every_copied_byte(source: Path, tmp_path: Path) -> None:
+def test_manifest_holds_the_hash_of_every_byte_read_and_written(
+    golden: Path, tmp_path: Path
+) -> None:
+    for name in (DENSE, REDUCED, "spec_rnn_full_anchor_sharded_bf16"):
+        source, output = golden / name / "checkpoint", tmp_path / name
+        manifest = convert(source, output)
+        for folder, files in ((source, manifest.source.files), (output, manifest.files)):
+            assert {file.name: file.sha256 for file in files} == {
+                file.name: hashlib.sha256((folder / file.name).read_bytes()).hexdigest()
+                for file in files
+            }
+        weights = {file.name: file.header_sha256 for file in manifest.files if file.header_sha256}
+        assert weights.keys() == {path.name for path in output.glob("*.safetensors")}
+        planned = plan_to_dense(source).plan.source.files
+        assert all(file.sha256 is None for file in planned)
+
+
+def test_overwrite_knows_a_manifest_of_version_1(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out")
+    path = tmp_path / "out/dspark_conversion.json"
+    document = json.loads(path.read_text())
+    document["schema_version"] = 1
+    for file in document["files"]:
+        header = file.pop("header_sha256")
+        file["sha256"] = header or file["sha256"]
+    path.write_text(json.dumps(document))
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest is not None
+    (weights,) = (file for file in manifest.files if file.name == "model.safetensors")
+    assert (weights.sha256, weights.header_sha256 is None) == (None, False)
+    findings = Findings()
+    validate_file(tmp_path / "out", weights, findings, whole=True)
+    assert [finding.code for finding in findings] == ["manifest-without-hashes"]
+    convert(source, tmp_path / "out", overwrite=True)
+
+
+def test_a_file_of_the_hub_cache_with_other_bytes_than_the_hub_has_is_refused(
+    draft: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = draft(hub_snapshot)
+    blob = (folder / "model.safetensors").resolve()
+    convert(folder, tmp_path / "good")
+    data = bytearray(blob.read_bytes())
+    data[-50] ^= 0xFF
+    blob.write_bytes(data)
+    with pytest.raises(CheckpointError) as caught:
+        convert(folder, tmp_path / "out")
+    (finding,) = caught.value.findings
+    assert (finding.code, finding.file) == ("cached-file-corrupt", "model.safetensors")
+    assert blob.name in str(finding.expected)
+    assert str(blob) in str(finding.hint)
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_counts_every_copied_byte(source: Path, tmp_path: Path) -> None:
     heard: list[int] = []
     convert(source, tmp_path / "out", on_bytes=heard.append)
     copied = tensors_of(tmp_path / "out")
@@ -167,7 +223,7 @@ def test_corrupted_copy_is_found_on_re_reading(
     verify_bytes: bool,
     caught: bool,
 ) -> None:
-    monkeypatch.setattr(run, "copy_range", corrupt(where))
+    monkeypatch.setattr(write_weights, "copy_range", corrupt(where))
     source = golden / DENSE / "checkpoint"
     if caught:
         code = refusal(source, tmp_path / "out", verify_bytes=verify_bytes)
@@ -181,12 +237,12 @@ def test_corrupted_copy_is_found_on_re_reading(
 def test_rewritten_table_is_compared_too(
     draft: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = run.write_at
+    real = write_weights.write_at
 
     def corrupted(descriptor: int, offset: int, data: bytes) -> None:
         real(descriptor, offset, data[:-1] + b"\1" if len(data) == 1600 else data)
 
-    monkeypatch.setattr(run, "write_at", corrupted)
+    monkeypatch.setattr(write_weights, "write_at", corrupted)
     assert refusal(draft(d2t(unchanged, "I32")), tmp_path / "out") == "output-differs"
 
 
@@ -199,7 +255,7 @@ def test_source_that_shrinks_during_the_run_is_refused(
         os.truncate(source / "model.safetensors", 5000)
         copy_range(*arguments, **options)
 
-    monkeypatch.setattr(run, "copy_range", shrink)
+    monkeypatch.setattr(write_weights, "copy_range", shrink)
     with pytest.raises(CheckpointError) as caught:
         convert(source, tmp_path / "out")
     assert caught.value.code == "file-changed"
@@ -226,7 +282,7 @@ def test_failure_keeps_the_earlier_result(
 ) -> None:
     convert(source, tmp_path / "out")
     before = digest(tmp_path / "out")
-    monkeypatch.setattr(run, "copy_range", corrupt(lambda length: 0))
+    monkeypatch.setattr(write_weights, "copy_range", corrupt(lambda length: 0))
     assert refusal(source, tmp_path / "out", overwrite=True) == "output-differs"
     assert digest(tmp_path / "out") == before
     assert not temporaries(tmp_path)

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from dspark_convert.checkpoint.header import read_header
 from dspark_convert.schemas.catalog import schema_text
 from tests.hub.server import Fault, HubServer, Repo
 from tests.hub.sources import COMMIT
@@ -289,6 +290,17 @@ def rename_tensor(folder: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"norm.weight", b"Norm.weight", 1))
 
 
+def zero_a_tensor(folder: Path) -> None:
+    """The header stays, and with it size and names of everything."""
+    path = folder / "model.safetensors"
+    header = read_header(path)
+    entry = next(entry for entry in header.entries if entry.name == "fc.weight")
+    data = bytearray(path.read_bytes())
+    begin = header.data_begin + entry.begin
+    data[begin : begin + entry.nbytes] = bytes(entry.nbytes)
+    path.write_bytes(data)
+
+
 def name_outside(folder: Path) -> None:
     document = manifest(folder)
     document["files"][0]["name"] = "../secret"
@@ -314,6 +326,7 @@ def break_and_record(folder: Path) -> None:
         (remove_config, "manifest-file-missing"),
         (change_config, "manifest-file-differs"),
         (rename_tensor, "manifest-file-differs"),
+        (zero_a_tensor, "manifest-file-differs"),
         (name_outside, "manifest-name-unsafe"),
         (break_and_record, "mask-token-out-of-range"),
     ],

@@ -80,7 +80,7 @@ def build_rounds(setting: Setting, count: int) -> Rounds:
 
 @torch.no_grad()
 def measure(setting: Setting, measured: int, copy_rate: float) -> Figures:
-    """Time ``measured`` rounds after ``WARM_UP`` others; ``copy_rate`` in bytes moved per second."""
+    """Time ``measured`` rounds after ``WARM_UP`` others; ``copy_rate`` in bytes per second."""
     if setting.cuda:
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()

@@ -7,6 +7,10 @@
      ├── DialectError       a format that is unknown, or known and not supported
      ├── DraftError         the draft that the files describe: config, tensors, vocabulary tables
      ├── OutputError        the place that the result should go to
+     ├── TraceError         a recorded target: its files, or what they are asked for
+     ├── PromptError        a prompts file, or the tokenizer for it
+     ├── ReportError        a file that should be a report, a diagnosis or a comparison
+     ├── GateError          a thresholds file
      ├── DependencyError    an optional library that is not installed
      └── UsageError         an option whose value makes no sense (exit code 2)
 
@@ -17,7 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in `typing` from Python 3.11 on
 
 Severity = Literal["error", "warning", "note"]
 
@@ -86,6 +93,22 @@ class OutputError(DSparkError):
     """The output path may not be replaced, or cannot hold the result."""
 
 
+class TraceError(DSparkError):
+    """A trace cannot be trusted, or not be used for what is asked of it."""
+
+
+class PromptError(DSparkError):
+    """A prompts file cannot be understood, or there is no tokenizer for it."""
+
+
+class ReportError(DSparkError):
+    """A file is not the document that was asked for."""
+
+
+class GateError(DSparkError):
+    """A thresholds file cannot be understood."""
+
+
 class DependencyError(DSparkError):
     """An optional library is needed and not installed."""
 
@@ -96,19 +119,15 @@ class UsageError(DSparkError):
     exit_code: ClassVar[int] = 2
 
 
-class _Report(Protocol):
-    def __call__(
-        self,
-        code: str,
-        message: str,
-        *,
-        file: str | None = None,
-        key: str | None = None,
-        tensor: str | None = None,
-        expected: object = None,
-        found: object = None,
-        hint: str | None = None,
-    ) -> None: ...
+class Where(TypedDict, total=False):
+    """What a `Finding` may say beside code and message; see there."""
+
+    file: str | None
+    key: str | None
+    tensor: str | None
+    expected: object
+    found: object
+    hint: str | None
 
 
 class Findings:
@@ -116,9 +135,6 @@ class Findings:
 
     def __init__(self, findings: Iterable[Finding] = ()) -> None:
         self._findings: dict[Finding, None] = dict.fromkeys(findings)
-        self.error: _Report = self._reporter("error")
-        self.warning: _Report = self._reporter("warning")
-        self.note: _Report = self._reporter("note")
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self._findings)
@@ -130,6 +146,18 @@ class Findings:
         """Append findings that were made elsewhere, those of a caught error for instance."""
         self._findings.update(dict.fromkeys(findings))
 
+    def error(self, code: str, message: str, **where: Unpack[Where]) -> None:
+        """Add what stops the work."""
+        self._report("error", code, message, where)
+
+    def warning(self, code: str, message: str, **where: Unpack[Where]) -> None:
+        """Add what the user should look at, though the work goes on."""
+        self._report("warning", code, message, where)
+
+    def note(self, code: str, message: str, **where: Unpack[Where]) -> None:
+        """Add what is worth knowing and asks for nothing."""
+        self._report("note", code, message, where)
+
     def of(self, severity: Severity) -> tuple[Finding, ...]:
         """The findings of one severity, in the order in which they were made."""
         return tuple(finding for finding in self if finding.severity == severity)
@@ -140,30 +168,6 @@ class Findings:
         if errors:
             raise error_type(*errors)
 
-    def _reporter(self, severity: Severity) -> _Report:
-        def report(
-            code: str,
-            message: str,
-            *,
-            file: str | None = None,
-            key: str | None = None,
-            tensor: str | None = None,
-            expected: object = None,
-            found: object = None,
-            hint: str | None = None,
-        ) -> None:
-            self.add(
-                Finding(
-                    code=code,
-                    message=message,
-                    severity=severity,
-                    file=file,
-                    key=key,
-                    tensor=tensor,
-                    expected=None if expected is None else str(expected),
-                    found=None if found is None else str(found),
-                    hint=hint,
-                )
-            )
-
-        return report
+    def _report(self, severity: Severity, code: str, message: str, where: Where) -> None:
+        texts = {name: None if value is None else str(value) for name, value in where.items()}
+        self.add(Finding(code=code, message=message, severity=severity, **texts))

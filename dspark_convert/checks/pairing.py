@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from dspark_convert.errors import Findings
+from dspark_convert.errors import Findings, PromptError
 from dspark_convert.formats.target import TargetWeights, validate_pairing
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.report import CheckResult, PairingNumbers
 from dspark_convert.schemas.trace import TraceHeader
-from dspark_convert.traces.prompts import PromptError
 from dspark_convert.traces.tokenizer import load_tokenizer
 
 Comparison = Literal["same", "different", "draft has none", "target has none"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dspark_convert.checkpoint.names import display_name
 from dspark_convert.diagnosis.hypotheses import TargetFacts
-from dspark_convert.errors import DraftError, Finding, Findings
+from dspark_convert.errors import DraftError, Finding, Findings, PromptError, TraceError
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, examine, read_draft_with_notes
 from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
@@ -23,17 +23,11 @@ from dspark_convert.schemas.diagnosis import HypothesisResult, StaticId
 from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.traces.generate import TextInput, require_known
 from dspark_convert.traces.plan import DTYPES, Pair, stored_dtype
-from dspark_convert.traces.prompts import PromptError, encode_prompts, read_prompts
+from dspark_convert.traces.prompts import encode_prompts, read_prompts
 from dspark_convert.traces.record import RecordOptions, plan_header, run_texts
 from dspark_convert.traces.target_head import load_target_head
 from dspark_convert.traces.tokenizer import load_tokenizer
-from dspark_convert.traces.trace import (
-    Trace,
-    TraceError,
-    TraceSequence,
-    require_draft,
-    require_target,
-)
+from dspark_convert.traces.trace import Trace, TraceSequence, require_draft, require_target
 
 Progress = Callable[[str, int, int], None]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from dspark_convert.checkpoint.files import read_limited
-from dspark_convert.errors import DSparkError, Finding, UsageError
+from dspark_convert.errors import Finding, GateError, UsageError
 from dspark_convert.reports.compare import DropLimits, decide_drop
 from dspark_convert.reports.read import read_report
 from dspark_convert.schemas.gate import Baseline, GateFile, Limits
@@ -28,10 +28,6 @@ if TYPE_CHECKING:  # it needs PyTorch
 
 MAX_GATE_BYTES = 1_000_000
 T = TypeVar("T")
-
-
-class GateError(DSparkError):
-    """A thresholds file cannot be understood."""
 
 
 @dataclass(frozen=True, kw_only=True)

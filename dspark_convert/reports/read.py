@@ -8,17 +8,13 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from dspark_convert.checkpoint.jsonfile import read_json
-from dspark_convert.errors import DSparkError, Finding
+from dspark_convert.errors import Finding, ReportError
 from dspark_convert.schemas.diagnosis import Diagnosis
 from dspark_convert.schemas.report import VerifyReport
 
 Document = TypeVar("Document", bound=BaseModel)
 
 MAX_REPORT_BYTES = 100_000_000
-
-
-class ReportError(DSparkError):
-    """A file is not the document that was asked for."""
 
 
 def read_report(path: Path) -> VerifyReport:

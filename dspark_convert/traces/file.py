@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from dspark_convert.checkpoint.header import TensorEntry, read_header
 from dspark_convert.checkpoint.jsonfile import parse_json
-from dspark_convert.errors import DSparkError, Finding, Findings
+from dspark_convert.errors import Finding, Findings, TraceError
 from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD
 from dspark_convert.schemas.trace import FeatureDtype, TraceHeader, TraceSequenceEntry
 
@@ -30,10 +30,6 @@ STORED_DTYPES: Mapping[FeatureDtype, str] = {
 RECORD_AGAIN = "record the trace again, or copy it again"
 
 _MAX_FINDINGS = 20
-
-
-class TraceError(DSparkError):
-    """A trace cannot be trusted, or not be used for what is asked of it."""
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dspark_convert.errors import PromptError
 from dspark_convert.traces.generate import TextInput
-from dspark_convert.traces.prompts import (
-    Prompt,
-    PromptError,
-    encode_prompts,
-    prompt_error,
-    read_prompts,
-)
+from dspark_convert.traces.prompts import Prompt, encode_prompts, prompt_error, read_prompts
 
 _EXAMPLE = 'for instance {"prompt": "2 + 2 =", "response": " 4"}'
 

@@ -14,13 +14,13 @@ import torch
 from dspark_convert.checkpoint.files import read_limited
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.jsonfile import read_json
-from dspark_convert.errors import DraftError, Finding, Findings, UsageError
+from dspark_convert.errors import DraftError, Finding, Findings, TraceError, UsageError
 from dspark_convert.formats.read import DraftSource, read_draft
 from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD, expected_tensors
 from dspark_convert.schemas.draft import MAX_LAYERS
 from dspark_convert.schemas.trace import FeatureDtype, TraceTarget
-from dspark_convert.traces.file import TraceError, trace_error
+from dspark_convert.traces.file import trace_error
 
 Layers = tuple[int, ...] | Literal["all"] | None
 """Layer ids, all of them, or those of the draft."""

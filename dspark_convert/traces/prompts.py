@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dspark_convert.errors import DSparkError, Finding
+from dspark_convert.errors import Finding, PromptError
 
 BUNDLED = "bundled"
 MAX_PROMPTS_BYTES = 100_000_000
@@ -30,10 +30,6 @@ class Prompt:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
-
-
-class PromptError(DSparkError):
-    """A prompts file cannot be understood, or there is no tokenizer for it."""
 
 
 def read_prompts(path: Path | None) -> list[Prompt]:

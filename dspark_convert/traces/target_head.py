@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from dspark_convert.errors import TraceError
 from dspark_convert.formats.target import TargetWeights
 from dspark_convert.formats.tensors import EMBEDDING
 from dspark_convert.runtime.load import read_weight
 from dspark_convert.runtime.load_target import LOADING_ERRORS
-from dspark_convert.traces.file import TraceError, trace_error
+from dspark_convert.traces.file import trace_error
 
 _CHUNK = 256
 _CPU = torch.device("cpu")

@@ -18,14 +18,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from dspark_convert.errors import Findings
+from dspark_convert.errors import Findings, TraceError
 from dspark_convert.formats.target import TargetWeights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.trace import TraceSequenceEntry
 from dspark_convert.traces.file import (
     RECORD_AGAIN,
-    TraceError,
     TraceFile,
     open_trace_file,
     sequence_prefix,
@@ -35,7 +34,6 @@ from dspark_convert.traces.file import (
 
 __all__ = [
     "Trace",
-    "TraceError",
     "TraceSequence",
     "open_trace",
     "require_draft",

@@ -19,9 +19,10 @@ from torch import Tensor
 from dspark_convert.checkpoint.files import open_regular, read_limited
 from dspark_convert.checkpoint.header import read_header
 from dspark_convert.checkpoint.jsonfile import parse_json
+from dspark_convert.errors import TraceError
 from dspark_convert.runtime.sampling import option_out_of_range
 from dspark_convert.schemas.trace import MAX_SEQUENCES, FeatureDtype
-from dspark_convert.traces.file import STORED_DTYPES, TraceError, trace_error
+from dspark_convert.traces.file import STORED_DTYPES, trace_error
 from dspark_convert.traces.generate import cut_response
 
 HIDDEN_STATES, TOKEN_IDS = "hidden_states", "token_ids"

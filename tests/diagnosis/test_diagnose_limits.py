@@ -19,12 +19,12 @@ from dspark_convert.diagnosis.decision import MIN_TEXTS, decision_rule
 from dspark_convert.diagnosis.diagnose import _verdict, diagnose
 from dspark_convert.diagnosis.hypotheses import HYPOTHESES, NotApplicableError
 from dspark_convert.diagnosis.subject import suspect_of_target, suspect_of_trace
-from dspark_convert.errors import UsageError
+from dspark_convert.errors import TraceError, UsageError
 from dspark_convert.runtime import DecodeOptions
 from dspark_convert.schemas.catalog import schema_of
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult, ReadingId
 from dspark_convert.traces.record import RecordOptions, record
-from dspark_convert.traces.trace import Trace, TraceError, open_trace
+from dspark_convert.traces.trace import Trace, open_trace
 from tests.runtime.helpers import GOLDEN
 
 from .helpers import (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dspark_convert.errors import CheckpointError, UsageError
-from dspark_convert.reports.gate import Gate, GateError, apply_gate, open_gate
-from dspark_convert.reports.read import ReportError, read_report
+from dspark_convert.errors import CheckpointError, GateError, ReportError, UsageError
+from dspark_convert.reports.gate import Gate, apply_gate, open_gate
+from dspark_convert.reports.read import read_report
 from tests.reports.documents import acceptance, report
 
 WHOLE = """

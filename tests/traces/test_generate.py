@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dspark_convert.errors import UsageError
+from dspark_convert.errors import PromptError, TraceError, UsageError
 from dspark_convert.runtime import DecodeOptions, SamplingOptions, decode, decode_plain
 from dspark_convert.traces import generate as texts_module
 from dspark_convert.traces.generate import TextInput, cut_response, read_texts, sample_texts
 from dspark_convert.traces.given import read_given
-from dspark_convert.traces.prompts import PromptError
-from dspark_convert.traces.trace import TraceError, TraceSequence
+from dspark_convert.traces.trace import TraceSequence
 from tests.runtime.helpers import ChainTarget, golden_draft, golden_target
 
 from .helpers import PROMPTS, text_settings, write_prompts

@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from dspark_convert.cli.verify import app
-from dspark_convert.errors import CheckpointError, DSparkError, OutputError, UsageError
+from dspark_convert.errors import CheckpointError, DSparkError, OutputError, TraceError, UsageError
 from dspark_convert.formats.target import find_target_weights
 from dspark_convert.runtime import SamplingOptions
 from dspark_convert.traces import target_head
 from dspark_convert.traces.import_vllm import ImportOptions, import_vllm
 from dspark_convert.traces.plan import read_pair, stop_token_ids_of
 from dspark_convert.traces.record import record
-from dspark_convert.traces.trace import Trace, TraceError, open_trace, require_draft
+from dspark_convert.traces.trace import Trace, open_trace, require_draft
 from tests.runtime.helpers import golden_target
 
 from .helpers import FULL, PROMPTS, VERIFIER, record_options

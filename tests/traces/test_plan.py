@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark_convert.errors import DraftError
+from dspark_convert.errors import DraftError, TraceError
 from dspark_convert.formats.target import find_target_weights
 from dspark_convert.formats.tensors import EMBEDDING
 from dspark_convert.traces.plan import (
@@ -19,7 +19,6 @@ from dspark_convert.traces.plan import (
     require_size,
     stored_dtype,
 )
-from dspark_convert.traces.trace import TraceError
 from tests.runtime.helpers import GOLDEN
 
 from .helpers import FULL, REDUCED, VERIFIER

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dspark_convert.traces.prompts import PromptError, encode_prompts, read_prompts
+from dspark_convert.errors import PromptError
+from dspark_convert.traces.prompts import encode_prompts, read_prompts
 
 
 def write_lines(folder: Path, *entries: object) -> Path:

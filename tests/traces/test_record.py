@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from dspark_convert.cli.trace_commands import parse_ids, parse_size
 from dspark_convert.cli.verify import app
-from dspark_convert.errors import DSparkError, UsageError
+from dspark_convert.errors import DSparkError, TraceError, UsageError
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.runtime import DecodeOptions, SamplingOptions, decode_plain, load_draft
 from dspark_convert.traces import record as record_module
 from dspark_convert.traces.record import record
-from dspark_convert.traces.trace import TraceError, open_trace, require_draft
+from dspark_convert.traces.trace import open_trace, require_draft
 from tests.runtime.helpers import GOLDEN, golden_target
 
 from .helpers import FULL, PROMPTS, REDUCED, VERIFIER, record_options, write_prompts

@@ -14,13 +14,12 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from dspark_convert.checkpoint.folder import open_checkpoint
-from dspark_convert.errors import CheckpointError, DSparkError
+from dspark_convert.errors import CheckpointError, DSparkError, TraceError
 from dspark_convert.formats.target import find_target_weights
 from dspark_convert.schemas.catalog import schema_of
 from dspark_convert.traces.file import METADATA_KEY
 from dspark_convert.traces.trace import (
     Trace,
-    TraceError,
     open_trace,
     require_draft,
     require_layers,

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dspark_convert.checkpoint.interrupts import Interrupted
-from dspark_convert.errors import OutputError
+from dspark_convert.errors import OutputError, TraceError
 from dspark_convert.formats.target import find_target_weights
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.traces.file import METADATA_KEY
-from dspark_convert.traces.trace import TraceError, open_trace
+from dspark_convert.traces.trace import open_trace
 from dspark_convert.traces.writer import staged_trace, trace_nbytes
 
 from .helpers import VERIFIER, assert_same, header_document, make_header, make_sequence, write_trace

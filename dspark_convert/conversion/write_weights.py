@@ -83,6 +83,7 @@ def _write_file(file: OutputWeights, path: Path, on_bytes: OnBytes) -> str:
             copy_range(
                 descriptor, content.offset, content.nbytes, output, offset, on_bytes=on_copied
             )
+        os.fsync(output)  # the disk works while the digests catch up
         sha256 = digest.hexdigest()
     assert sha256 is not None, "all bytes were written"
     return sha256

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from dspark_convert.errors import DialectError, Finding
+from dspark_convert.errors import CheckpointError, DialectError, Finding
+from dspark_convert.runtime.library_errors import library_errors
 from dspark_convert.runtime.target import TargetOutput
 
 _LAYER_LISTS = ("layers", "h", "blocks")
@@ -30,6 +31,7 @@ class CausalTarget:
         self.text_config = model.config.get_text_config()
         self.layers = find_decoder_layers(model)
         self.forward_arguments = frozenset(inspect.signature(model.forward).parameters)
+        self._stop_token_ids = _stop_token_ids(model)
         _require_rewindable(model, self.text_config)
 
     @property
@@ -56,8 +58,7 @@ class CausalTarget:
     @property
     def stop_token_ids(self) -> frozenset[int]:
         """The end-of-sequence ids of the generation config."""
-        ids = self.model.generation_config.eos_token_id
-        return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+        return self._stop_token_ids
 
     def start(self, layer_ids: Sequence[int]) -> CausalSession:
         """A session that taps these layers."""
@@ -166,7 +167,7 @@ class CausalSession:
 
     def _forward(self, token_ids: Tensor, *, logits_to_keep: int) -> TargetOutput:
         target, appended = self.target, token_ids.shape[1]
-        with target.tap(self.layer_ids) as recorded:
+        with library_errors(_cannot_run), target.tap(self.layer_ids) as recorded:
             output = target.model(input_ids=token_ids, **self._arguments(token_ids, logits_to_keep))
         self.columns, self.appended = self.columns + appended, appended
         logits = output.logits[:, -logits_to_keep:].to(target.device)
@@ -219,6 +220,35 @@ def find_decoder_layers(model: Any) -> Sequence[nn.Module]:
             message="no list of decoder layers was found, so no hidden states can be tapped",
             expected=f"a module list named {', '.join(_LAYER_LISTS)}",
             found=type(model).__name__,
+        )
+    )
+
+
+def _stop_token_ids(model: Any) -> frozenset[int]:
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    listed = [] if ids is None else ids if isinstance(ids, list | tuple | set) else [ids]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
+        raise CheckpointError(
+            Finding(
+                code="target-unreadable",
+                message="the end-of-sequence ids of the target are no token ids",
+                key="eos_token_id",
+                expected="a number, or a list of numbers",
+                found=repr(ids)[:120],
+                hint="correct generation_config.json or config.json of the target",
+            )
+        )
+    return frozenset(listed)
+
+
+def _cannot_run(description: str, hint: str | None) -> CheckpointError:
+    return CheckpointError(
+        Finding(
+            code="target-not-runnable",
+            message=f"the target was loaded and cannot be run: {description}",
+            hint=hint
+            or "compare its config.json with the published one; a model of transformers "
+            "that generates text by itself will run here too",
         )
     )
 

@@ -15,10 +15,8 @@ from transformers.models.auto.modeling_auto import (
 
 from dspark_convert.errors import CheckpointError, Finding
 from dspark_convert.runtime.causal import CausalTarget
+from dspark_convert.runtime.library_errors import library_errors
 from dspark_convert.runtime.rope import TRANSFORMERS_MAJOR
-
-LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
-"""What transformers raises for files that it cannot load; the last for code of a checkpoint."""
 
 
 def load_target(
@@ -43,7 +41,18 @@ def load_target(
             ``target-needs-transformers-5``.
         DialectError: ``target-unsupported``, ``target-not-rewindable``.
     """
-    try:
+
+    def refuse(description: str, hint: str | None) -> CheckpointError:
+        return CheckpointError(
+            Finding(
+                code="target-unreadable",
+                message=f"transformers cannot load the target: {description}",
+                file=str(path),
+                hint=hint or "give the folder of a causal language model stored as safetensors",
+            )
+        )
+
+    with library_errors(refuse):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         if TRANSFORMERS_MAJOR < 5:
             adopt_rope_parameters(config.get_text_config(), path)
@@ -56,27 +65,8 @@ def load_target(
             use_safetensors=True,
             output_loading_info=True,
         )
-    except LOADING_ERRORS as error:
-        raise CheckpointError(
-            Finding(
-                code="target-unreadable",
-                message=f"transformers cannot load the target: {error}",
-                file=str(path),
-                hint=loading_hint(error)
-                or "give the folder of a causal language model stored as safetensors",
-            )
-        ) from error
-    _require_complete(information["missing_keys"], path)
-    return CausalTarget(model if device_map is not None else model.to(device))
-
-
-def loading_hint(error: BaseException) -> str | None:
-    """What to do where code of the checkpoint is in the way; None for other errors."""
-    if isinstance(error, ImportError):
-        return "install what it needs"
-    if "trust_remote_code" in str(error):
-        return "read the code in its folder; if you trust it, give --trust-remote-code"
-    return None
+        _require_complete(information["missing_keys"], path)
+        return CausalTarget(model if device_map is not None else model.to(device))
 
 
 def adopt_rope_parameters(text_config: Any, path: Path | str) -> None:

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dspark_convert.errors import TraceError
 from dspark_convert.formats.target import TargetWeights
 from dspark_convert.formats.tensors import EMBEDDING
+from dspark_convert.runtime.library_errors import library_errors
 from dspark_convert.runtime.load import read_weight
-from dspark_convert.runtime.load_target import LOADING_ERRORS
 from dspark_convert.traces.file import trace_error
 
 _CHUNK = 256
@@ -53,15 +53,13 @@ def load_target_head(
     Raises ``TraceError`` (``target-head-unsupported``).
     """
     folder = weights.checkpoint.folder
-    try:
+    with library_errors(lambda description, hint: _unsupported(description)):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, trust_remote_code=trust_remote_code
             )
         decoder = model.get_decoder()
-    except LOADING_ERRORS as error:
-        raise _unsupported(str(error)) from error
     norm = getattr(decoder, "norm", None)
     if not isinstance(norm, nn.Module):
         raise _unsupported(f"{type(decoder).__name__} has no module named norm")

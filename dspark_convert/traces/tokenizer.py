@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from dspark_convert.runtime.load_target import LOADING_ERRORS, loading_hint
+from dspark_convert.errors import PromptError
+from dspark_convert.runtime.library_errors import library_errors
 from dspark_convert.traces.prompts import prompt_error
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -21,13 +22,14 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any | No
     """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except LOADING_ERRORS as error:
-        raise prompt_error(
+
+    def refuse(description: str, hint: str | None) -> PromptError:
+        return prompt_error(
             "tokenizer-unreadable",
-            f"transformers cannot load the tokenizer: {error}",
+            f"transformers cannot load the tokenizer: {description}",
             folder.name,
-            hint=loading_hint(error)
-            or "repair the tokenizer files, or remove them and give prompt_token_ids",
-        ) from error
+            hint=hint or "repair the tokenizer files, or remove them and give prompt_token_ids",
+        )
+
+    with library_errors(refuse):
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)

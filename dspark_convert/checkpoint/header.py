@@ -46,7 +46,10 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
         "U64": 64,
     }
 )
-MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+MAX_HEADER_BYTES = 16_000_000
+"""A hundred thousand tensors. The safetensors library allows 100 MB, for which nobody has a use."""
+
+_LIBRARY_HEADER_BYTES = 100_000_000
 
 _DTYPE_RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_BITS)}
 _METADATA_KEY = "__metadata__"
@@ -87,9 +90,9 @@ def read_header(path: Path) -> Header:
     """Read a header and check it against the size of the file.
 
     Raises ``CheckpointError`` with all findings (20 at most): ``lfs-pointer``, ``gguf``,
-    ``not-safetensors``, ``file-truncated``, ``bad-json``, ``bad-header``, ``dtype-unknown``,
-    ``tensor-size-mismatch``, ``data-gap``, ``data-overlap``, ``trailing-bytes``, and those of
-    `open_regular`.
+    ``not-safetensors``, ``file-truncated``, ``header-too-large``, ``bad-json``, ``bad-header``,
+    ``dtype-unknown``, ``tensor-size-mismatch``, ``data-gap``, ``data-overlap``,
+    ``trailing-bytes``, and those of `open_regular`.
     """
     with open_regular(path) as descriptor:
         size = os.fstat(descriptor).st_size
@@ -168,19 +171,30 @@ def _header_length(start: bytes, size: int, file: str) -> int:
     if start.startswith(b"GGUF"):
         raise CheckpointError(gguf_finding(file))
     length = int.from_bytes(start[:_LENGTH_BYTES], "little")
-    if size > _LENGTH_BYTES and (length > MAX_HEADER_BYTES or start[8:9] != b"{"):
+    if size > _LENGTH_BYTES and (length > _LIBRARY_HEADER_BYTES or start[8:9] != b"{"):
         raise CheckpointError(
             Finding(
                 code="not-safetensors",
                 message="the file does not begin like a safetensors file",
                 file=file,
-                expected=f"a length of at most {MAX_HEADER_BYTES}, then '{{'",
+                expected=f"a length of at most {_LIBRARY_HEADER_BYTES}, then '{{'",
                 found=f"{start[:9]!r}",
                 hint=_DAMAGED,
             )
         )
     if size < _LENGTH_BYTES + max(length, 2):
         raise _truncated(file, _LENGTH_BYTES + max(length, 2), size)
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            Finding(
+                code="header-too-large",
+                message="the header is larger than that of any sensible checkpoint",
+                file=file,
+                expected=f"at most {MAX_HEADER_BYTES} bytes",
+                found=f"{length} bytes",
+                hint="save the checkpoint in shards, or without what its metadata hold",
+            )
+        )
     return length
 
 

@@ -15,6 +15,10 @@ from dspark_convert.errors import CheckpointError, Finding
 Json: TypeAlias = Any  # what `json.loads` returns: to be checked before use
 
 MAX_JSON_DEPTH = 64
+MAX_JSON_VALUES = 600_000
+"""Of one document: keys, values, objects and lists. A text like ``[],[],[]`` takes thirty times its
+bytes when it is parsed, so that a limit in bytes alone bounds no memory."""
+
 MAX_NUMBER_LENGTH = 64  # characters; the longest 64-bit integer has 20, the longest float 24
 
 
@@ -30,8 +34,11 @@ def parse_json(data: bytes, *, file: str) -> Json:
     """Parse JSON as RFC 8259 has it, refusing what parsers disagree about.
 
     Refused with ``bad-json``: text that is not UTF-8, repeated keys, NaN and infinities, numbers of
-    more than 64 characters or beyond float64, lone surrogates, nesting deeper than 64.
+    more than 64 characters or beyond float64, lone surrogates, nesting deeper than 64, more than
+    600,000 values (a separator inside a text counts as one too).
     """
+    if sum(map(data.count, (b",", b":", b"[", b"{"))) > MAX_JSON_VALUES:
+        _refuse(f"it holds more than {MAX_JSON_VALUES} values", file)
     try:
         value = json.loads(
             data.decode("utf-8"),

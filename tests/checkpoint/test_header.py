@@ -20,6 +20,7 @@ from dspark_convert.checkpoint.header import (
     render_header,
     tensor_nbytes,
 )
+from dspark_convert.checkpoint.jsonfile import MAX_JSON_VALUES
 from dspark_convert.errors import CheckpointError
 
 from .helpers import codes, entry, pack
@@ -210,7 +211,9 @@ def test_any_json_is_refused_or_valid_to_the_library(path: Path, document) -> No
         "pickle": (b"PK\x03\x04" + bytes(60), ["not-safetensors"]),
         "page": (b"<!DOCTYPE html><html></html>", ["not-safetensors"]),
         "list": (pack([]), ["not-safetensors"]),
-        "huge-header": ((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}", ["not-safetensors"]),
+        "huge-header": ((100_000_001).to_bytes(8, "little") + b"{}", ["not-safetensors"]),
+        "large-header": (pack(b"{" + b" " * MAX_HEADER_BYTES + b"}"), ["header-too-large"]),
+        "many-lists": (pack(b'{"a":[' + b"[]," * MAX_JSON_VALUES + b"[]]}"), ["bad-json"]),
         "bad-json": (pack(b"{]      "), ["bad-json"]),
         "name-twice": (pack(b'{"a":{},"a":{}}'), ["bad-json"]),
         "metadata-number": (pack({"__metadata__": {"a": 1}}), ["bad-header"]),

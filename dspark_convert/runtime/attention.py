@@ -112,11 +112,12 @@ def attend_blocks(
 def compute_visibility(
     config: DraftConfig, layer_type: LayerType, anchor_positions_RM: Tensor, context_length: int
 ) -> Tensor:
-    """What each slot may see, bool [R, M, B, S] (golden README, "What a block sees").
+    """What each slot may see, bool [R, M, B, S], as in speculators 0.9.0.
 
-    The context strictly before the anchor; in a sliding layer only the last ``sliding_window``
-    positions of it, measured from the anchor for every slot. The block: all of it, or in a sliding
-    layer without ``sliding_window_non_causal`` the slots up to the slot's own.
+    Of the context, a slot sees the positions strictly before the anchor; in a sliding layer only
+    the last ``sliding_window`` of them, measured from the anchor for every slot. Of its block, a
+    slot sees everything, or in a sliding layer without ``sliding_window_non_causal`` only the
+    slots up to itself.
     """
     slots, device = config.block_size, anchor_positions_RM.device
     anchor = anchor_positions_RM[..., None]

@@ -15,11 +15,11 @@ from dspark_convert.schemas.draft import DraftConfig
 
 
 class ContextCache:
-    """Context of a batch, allocated once; column t is position t of its row.
+    """The context of a batch, allocated once; column t is position t of its row.
 
     A block sees the columns before its anchor, so a row holds exactly what lies before its current
-    anchor. Positions that were rejected stay behind the anchor, where nothing can see them, until
-    the accepted tokens of the next round are written over them.
+    anchor. Rejected positions stay behind the anchor, where nothing can see them, until the
+    accepted tokens of the next round overwrite them.
     """
 
     def __init__(

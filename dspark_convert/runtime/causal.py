@@ -51,7 +51,7 @@ class CausalTarget:
 
     @property
     def device(self) -> torch.device:
-        """That of the input embedding; a model spread by ``device_map`` has others too."""
+        """The device of the input embedding; a model spread by ``device_map`` has others too."""
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
@@ -68,8 +68,8 @@ class CausalTarget:
     def tap(self, layer_ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
         """Record the residual streams of a forward pass.
 
-        Hooks see what a layer really puts out; transformers' own ``hidden_states`` hold the normed
-        state in the place of the last layer's.
+        Hooks see what a layer really returns; transformers' own ``hidden_states`` hold the normed
+        state in place of the last layer's.
         """
         recorded: dict[int, Tensor] = {}
 
@@ -175,7 +175,7 @@ class CausalSession:
         return TargetOutput(logits, torch.cat(tapped, -1) if tapped else logits[..., :0])
 
     def _arguments(self, token_ids: Tensor, logits_to_keep: int) -> dict[str, Any]:
-        """What this model's forward takes of mask, positions, cache and number of logits."""
+        """Which of mask, positions, cache and number of logits this model's forward takes."""
         accepted = self.target.forward_arguments
         end, device = self.columns + token_ids.shape[1], token_ids.device
         padding = self._padding_R[:, None]
@@ -195,7 +195,7 @@ class CausalSession:
 def move_right(x: Tensor, columns_R: Tensor, *, dim: int) -> Tensor:
     """Each row of ``x`` [R, ...] moved by its own number of columns along ``dim``.
 
-    Negative numbers move to the left. Columns that nothing moves into hold copies of others.
+    Negative numbers move left. Columns that nothing moves into hold copies of others.
     """
     size = x.shape[dim]
     source = torch.arange(size, device=x.device) - columns_R[:, None]
@@ -231,7 +231,7 @@ def _stop_token_ids(model: Any) -> frozenset[int]:
         raise CheckpointError(
             Finding(
                 code="target-unreadable",
-                message="the end-of-sequence ids of the target are no token ids",
+                message="the end-of-sequence ids of the target are not token ids",
                 key="eos_token_id",
                 expected="a number, or a list of numbers",
                 found=repr(ids)[:120],
@@ -245,7 +245,7 @@ def _cannot_run(description: str, hint: str | None) -> CheckpointError:
     return CheckpointError(
         Finding(
             code="target-not-runnable",
-            message=f"the target was loaded and cannot be run: {description}",
+            message=f"the target was loaded but cannot be run: {description}",
             hint=hint
             or "compare its config.json with the published one; a model of transformers "
             "that generates text by itself will run here too",
@@ -254,7 +254,7 @@ def _cannot_run(description: str, hint: str | None) -> CheckpointError:
 
 
 def _require_rewindable(model: Any, text_config: Any) -> None:
-    """Rejected tokens must be forgotten again, which a recurrent state cannot do."""
+    """Rejected tokens must be forgotten, which a recurrent state cannot do."""
     kinds = set(getattr(text_config, "layer_types", None) or ()) - _REWINDABLE_LAYERS
     if kinds or getattr(model, "_is_stateful", False):
         raise DialectError(

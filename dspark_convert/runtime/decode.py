@@ -5,9 +5,9 @@
                -> forget what was rejected, in both caches
 
 Counting follows the field (DeepSpec, eval loop): the token of the prefill belongs to no round; a
-round starts while the rounds have committed fewer than ``max_new_tokens`` tokens and no stop token
-is out; it commits the accepted tokens and one more; a round that a stop token among its accepted
-tokens ends counts up to it.
+round starts while the rounds have committed fewer than ``max_new_tokens`` tokens and no stop token;
+it commits the accepted tokens and one more; if a stop token among the accepted tokens ends a round,
+the round counts up to that token.
 
 Shapes: R rows still running, T prompt positions, N drafted tokens, Q = N + 1, V target vocabulary.
 """
@@ -159,7 +159,7 @@ class _Batch:
         self._drop_finished()
 
     def _verify(self, logits_RQV: Tensor, drafted: Drafted, positions: Sequence[int]) -> Acceptance:
-        """Accept or reject, and show the observer on what grounds."""
+        """Accept or reject, and show the observer why."""
         logits, q, p = logits_RQV.to(self.draft.device), drafted.probabilities, None
         if q is None:
             verdict = verify_greedy(logits.argmax(-1), drafted.target_ids, drafted.lengths)
@@ -200,7 +200,7 @@ class _Batch:
 
 
 def _to_host(drafted: Drafted, verdict: Acceptance) -> list[Outcome]:
-    """What a round came to, in one copy."""
+    """The outcome of a round, in one copy."""
     columns = (
         drafted.lengths[:, None],
         verdict.accepted[:, None],
@@ -232,7 +232,7 @@ def check_prompts(prompts: Iterable[Sequence[int]], vocab_size: int) -> None:
             Finding(
                 code="prompt-token-unknown" if prompt else "prompt-empty",
                 message=f"prompt {index} cannot be decoded",
-                expected=f"token ids from 0 to {vocab_size - 1}" if prompt else "a token or more",
+                expected=f"token ids from 0 to {vocab_size - 1}" if prompt else "one token or more",
                 found=str(unknown[:5]) if prompt else "none",
                 hint="tokenize prompts with the target's own tokenizer",
             )

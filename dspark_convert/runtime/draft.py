@@ -4,8 +4,8 @@
     [anchor, mask, mask, ...] --embed_tokens--> layers (attend to ContextKV and the block) --norm-->
     backbone hidden --lm_head--> draft logits (+ Markov bias, slot after slot: ``propose``)
 
-Module names are the canonical tensor names. The config is consulted when the model runs, so what
-no weight depends on (layout, window, mask token) may be replaced by another reading of it.
+Module names are the canonical tensor names. The config is consulted when the model runs, so values
+that no weight depends on (layout, window, mask token) may be replaced to read it differently.
 
 Shapes: R rows, M blocks of a row, B slots, T context positions, F feature columns, H hidden,
 D draft vocabulary, V target vocabulary.
@@ -41,7 +41,7 @@ class DraftModel(nn.Module):
     """A DSpark draft, whatever format it came from.
 
     ``draft_id_to_target_id`` is the offset table int64 [D] of a reduced vocabulary. ``findings``
-    are the notes and warnings that were made when it was loaded.
+    are the notes and warnings from loading it.
     """
 
     def __init__(self, config: DraftConfig, draft_id_to_target_id: Tensor | None = None) -> None:
@@ -89,7 +89,8 @@ class DraftModel(nn.Module):
     def project_context(self, input_RTH: Tensor, position_ids: Tensor) -> ContextKV:
         """Context keys and values of ``compute_context_input`` at ``position_ids``.
 
-        Context passes through no layer: every layer projects the same input (FORMATS 4.2).
+        Context passes through no layer: every layer projects the same input (vLLM,
+        ``model_executor/models/qwen3_dflash.py``).
         """
         angles = self.rotary(position_ids, self.dtype)
         pairs = [layer.self_attn.project_kv(input_RTH, angles) for layer in self._layers()]
@@ -112,7 +113,7 @@ class DraftModel(nn.Module):
         return embedded
 
     def run_layers(self, context: ContextKV, x: Tensor, anchor_positions_RM: Tensor) -> Tensor:
-        """``forward`` of embedded blocks ``x`` [R, M, B, H]; the shape stays."""
+        """``forward`` of embedded blocks ``x`` [R, M, B, H]; same shape."""
         slots = torch.arange(self.config.block_size, device=x.device)
         angles = self.rotary(anchor_positions_RM[..., None] + slots, self.dtype)
         visible = {
@@ -136,7 +137,7 @@ class DraftModel(nn.Module):
 
     def compute_draft_logits(self, hidden: Tensor) -> Tensor:
         """``lm_head`` logits [..., D] of backbone hidden [..., H]; no mapping, no Markov bias."""
-        # Some slots of many blocks are a view, which would be multiplied block by block.
+        # Some slots of many blocks form a view, which would be multiplied block by block.
         logits: Tensor = self.lm_head(hidden.contiguous())
         return logits
 
@@ -212,7 +213,7 @@ def _activation(name: str) -> nn.Module:
                 file="config.json",
                 key="hidden_act",
                 found=name,
-                hint="a Qwen3-style draft has silu",
+                hint="Qwen3-style drafts use silu",
             )
         )
     activation: nn.Module = ACT2FN[name]

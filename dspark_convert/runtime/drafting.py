@@ -1,4 +1,4 @@
-"""The draft's part of a decoding round: how many tokens, how chosen, where cut.
+"""The draft's part of a decoding round: how many tokens, how they are chosen, where they are cut.
 
 Shapes: R rows, N drafted tokens of a round, B slots, H hidden, V target vocabulary.
 """
@@ -37,8 +37,8 @@ class Drafted:
 class Drafter:
     """Drafts for batches of at most ``rows`` rows. The buffer of q is allocated here, once.
 
-    Drafting raises ``DraftError`` (``outputs-not-finite``).
-    Raises ``UsageError`` for options that this draft cannot serve (``too-many-speculative-tokens``,
+    Drafting raises ``DraftError`` (``outputs-not-finite``). The constructor raises ``UsageError``
+    for options that this draft cannot serve (``too-many-speculative-tokens``,
     ``confidence-head-absent``, ``generator-required``) and ``DraftError`` when its vocabulary does
     not fit into ``target_vocab_size``.
     """
@@ -141,7 +141,7 @@ def count_tokens(draft: DraftModel, options: DecodeOptions) -> int:
                 key="num_speculative_tokens",
                 expected=f"at most {most}",
                 found=str(wanted),
-                hint="more slots than the draft was trained with propose noise",
+                hint="slots beyond those that the draft was trained with propose noise",
             )
         )
     return most if wanted is None else wanted
@@ -155,6 +155,6 @@ def check_threshold(draft: DraftModel, options: DecodeOptions) -> None:
                 code="confidence-head-absent",
                 message="a confidence threshold needs a draft with a confidence head",
                 key="confidence_threshold",
-                hint="leave the threshold out",
+                hint="omit the threshold",
             )
         )

@@ -1,6 +1,7 @@
 """The small heads after the backbone: Markov (three kinds) and confidence.
 
-With e = markov_w1[prev], h = backbone hidden of the slot (golden README, "Markov heads"):
+With e = markov_w1[prev] and h = backbone hidden of the slot (speculators 0.9.0,
+``models/dspark/model_definitions.py``):
 
     vanilla   bias = markov_w2 e
     gated     bias = markov_w2 (sigmoid(gate_proj [h; e]) * e)
@@ -23,7 +24,7 @@ from dspark_convert.schemas.draft import DraftConfig
 class MarkovHead(nn.Module):
     """The vanilla head, and what the others share.
 
-    ``markov_w1`` is indexed by target ids, also for tokens that were just drafted; ``markov_w2``
+    ``markov_w1`` is indexed by target ids, even for tokens that were just drafted; ``markov_w2``
     has a row for each draft id.
     """
 
@@ -102,7 +103,8 @@ class ConfidenceHead(nn.Module):
     def forward(self, hidden: Tensor, embedding: Tensor | None) -> Tensor:
         """fp32 logits [...] of ``hidden`` [..., H] and the Markov ``embedding`` [..., r].
 
-        The projection is fp32 whatever the weights are stored in (FORMATS 4.5).
+        The projection is fp32 whatever dtype the weights are stored in, as in vLLM
+        (``model_executor/models/qwen3_dspark.py``).
         """
         if self.with_markov:
             assert embedding is not None

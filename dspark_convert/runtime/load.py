@@ -1,4 +1,4 @@
-"""Load a draft: judge it, build it without memory, then read each weight once, to its place."""
+"""Load a draft: validate it, build it without memory, then read each weight straight into place."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _locate(
     stand_ins: Mapping[str, Tensor],
     findings: Findings,
 ) -> dict[str, StoredTensor]:
-    """Where each weight is read from. Reading has judged what the draft itself stores."""
+    """Where each weight is read from. Reading has validated what the draft itself stores."""
     stored = {name: source.tensors[name] for name in shapes if name in source.tensors}
     for name in shapes.keys() - stored.keys():
         if name == _CONFIDENCE_BIAS:
@@ -124,7 +124,7 @@ def _report_not_finite(name: str, stored: Mapping[str, StoredTensor], findings: 
         "a tensor holds NaN or infinity, or values beyond the dtype that it is loaded in",
         file=stored[name].file if name in stored else None,
         tensor=name,
-        hint="the training or the saving of this draft went wrong; publish an earlier checkpoint",
+        hint="training or saving this draft went wrong; publish an earlier checkpoint",
     )
 
 
@@ -136,7 +136,7 @@ def read_weight(stored: StoredTensor, device: torch.device) -> Tensor:
 
 
 def _compare_with_target(source: DraftSource, target: TargetWeights, findings: Findings) -> None:
-    """Note each tensor that the draft stores although its target has another one in its place."""
+    """Note each stored tensor for which the target has a different one."""
     for name in _BORROWED:
         own = source.tensors.get(name)
         if own is None or (name == LM_HEAD and source.config.reduced_vocabulary):
@@ -176,7 +176,7 @@ def _report_missing(name: str, findings: Findings) -> None:
         "tensor-borrowed-missing",
         "the draft does not store this tensor; it is the target's, and no target was given",
         tensor=name,
-        hint="give the folder of the target model (--target; beside a trace --target-weights)",
+        hint="give the folder of the target model (--target, or --target-weights with a trace)",
     )
 
 

@@ -70,17 +70,17 @@ def load_target(
 
 
 def adopt_rope_parameters(text_config: Any, path: Path | str) -> None:
-    """Say what ``rope_parameters`` holds in the words of transformers 4, which overlooks it.
+    """Copy ``rope_parameters`` into the keys that transformers 4 reads, since it ignores that one.
 
-    A config saved by version 5 keeps the rotary base nowhere else, and would run with the default
-    of version 4 in silence (FORMATS 1.8). Parameters for each type of layer have no such words.
+    A config saved by version 5 keeps the rotary base nowhere else, so version 4 would silently run
+    with its own default. Parameters that differ by type of layer cannot be expressed for it.
     """
     parameters = dict(getattr(text_config, "rope_parameters", None) or {})
     if any(isinstance(value, dict) for value in parameters.values()):
         raise CheckpointError(
             Finding(
                 code="target-needs-transformers-5",
-                message="transformers 4 cannot rotate each type of layer by its own parameters",
+                message="transformers 4 cannot use RoPE parameters that differ by type of layer",
                 file=str(path),
                 key="rope_parameters",
                 found=", ".join(sorted(parameters)),
@@ -94,7 +94,7 @@ def adopt_rope_parameters(text_config: Any, path: Path | str) -> None:
 
 
 def _auto_class(config: Any) -> Any:
-    """Multimodal models that are no causal models for transformers have a class of their own."""
+    """Multimodal models that are not causal models to transformers have a class of their own."""
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     multimodal = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if multimodal and not causal else AutoModelForCausalLM

@@ -11,7 +11,7 @@ from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Round
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one round of one prompt came to, before stop tokens cut it."""
+    """The outcome of one round of one prompt, before stop tokens cut it."""
 
     proposed_ids: tuple[int, ...]
     accepted: int

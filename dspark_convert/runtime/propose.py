@@ -46,9 +46,9 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class BlockProposal:
-    """One drafted block. Names as in the golden README; a padded batch leads every shape with R.
+    """One drafted block, named as in ``fixtures/golden``; in a batch every shape starts with R.
 
-    Slot 0 of the 1+N layout has ids and position -1; its logits mean nothing.
+    In the 1+N layout, the ids and the position of slot 0 are -1, and its logits mean nothing.
     """
 
     backbone_hidden: Tensor
@@ -116,12 +116,12 @@ def run_chain(
     num_tokens: int | None = None,
     vocabulary: DraftVocabulary | None = None,
 ) -> Chain:
-    """Choose ``num_tokens`` (all N when None), each conditioned on the one before.
+    """Choose ``num_tokens`` (all N if None), each conditioned on the one before.
 
-    What ``vocabulary`` (the draft's own when None) cannot propose is masked.
+    Tokens that ``vocabulary`` (the draft's own if None) cannot propose are masked.
 
     The first drafted token is conditioned on the anchor in both layouts. Slot 0 of the 1+N layout
-    chooses nothing but takes its step of the rnn state, as in training (golden README, "Layouts").
+    chooses nothing but takes its step of the rnn state, as speculators does in training.
     """
     first = draft.first_predicting_slot
     slots = first + (draft.config.num_speculative_tokens if num_tokens is None else num_tokens)
@@ -182,7 +182,7 @@ def propose_block(
         anchor_token_id: an int or int64 [1]; int64 [R] for a batch.
         lengths: int64 [R], the context length of each row of a batch; None: all T.
         temperature: 0 proposes greedily.
-        generator: needed when the temperature is above 0, on the draft's device.
+        generator: on the draft's device; needed at a temperature above 0.
 
     Raises:
         UsageError: ``context-shape``, ``generator-required``, ``option-out-of-range``.
@@ -246,7 +246,7 @@ def _check_shapes(
         raise UsageError(
             Finding(
                 code="context-shape",
-                message="context_hidden, anchor_token_id and lengths do not fit together",
+                message="the shapes of context_hidden, anchor_token_id and lengths do not match",
                 expected=f"context_hidden {wanted}, lengths ({rows},)",
                 found=f"context_hidden {tuple(features.shape)}"
                 + ("" if lengths is None else f", lengths {tuple(lengths.shape)}"),

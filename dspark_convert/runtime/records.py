@@ -1,4 +1,4 @@
-"""The values that decoding takes and gives: options in, results and observations out."""
+"""The values that go into decoding (options) and come out of it (results, observations)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DraftSampling = Literal["sample", "greedy"]
 class DecodeOptions:
     """All knobs of a decode run.
 
-    ``max_new_tokens`` is where rounds stop being started and where the output is cut. Draft tokens
-    are drawn at ``temperature`` without ``top_k`` and ``top_p``, or chosen greedily with
-    ``draft_sampling="greedy"`` (then q is one-hot). ``num_speculative_tokens`` None: all that a
-    block proposes; fewer: the first of a whole block. With ``confidence_threshold`` a proposal ends
-    before the first token whose confidence is below it, and may be empty.
+    No round starts after ``max_new_tokens`` tokens, and the output is cut there. Draft tokens are
+    drawn at ``temperature`` without ``top_k`` and ``top_p``, or chosen greedily with
+    ``draft_sampling="greedy"`` (q is then one-hot). ``num_speculative_tokens`` None: all that a
+    block proposes; fewer: the first ones of a whole block. With ``confidence_threshold`` a proposal
+    ends before the first token whose confidence is below it, and may be empty.
 
     Raises ``UsageError`` (``option-out-of-range``).
     """
@@ -36,7 +36,7 @@ class DecodeOptions:
     confidence_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse values that make no sense."""
         _ = self.sampling
         if self.max_new_tokens < 1:
             raise option_out_of_range("max_new_tokens", "1 or above", self.max_new_tokens)
@@ -58,8 +58,8 @@ class DecodeOptions:
 class Round:
     """One round of one prompt.
 
-    ``anchor_position`` counts from the first prompt token. ``confidence`` are the probabilities
-    that the confidence head gave the proposed tokens, None without one.
+    ``anchor_position`` counts from the first prompt token. ``confidence`` holds the probabilities
+    that the confidence head gave to the proposed tokens; None without a head.
     """
 
     anchor_position: int
@@ -70,7 +70,7 @@ class Round:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether a stop token among the accepted ones ended the round, so without a bonus.
+        """Whether a stop token among the accepted ones ended the round, which then has no bonus.
 
         Nothing is then known about the proposed tokens after it.
         """
@@ -81,7 +81,7 @@ class Round:
 class DecodeResult:
     """The output for one prompt.
 
-    ``token_ids`` start with the token sampled from the prefill, which belongs to no round, and are
+    ``token_ids`` start with the token sampled from the prefill, which belongs to no round; they are
     cut at the limit and after a stop token. Rounds count in full.
     """
 
@@ -90,7 +90,7 @@ class DecodeResult:
 
     @property
     def committed(self) -> int:
-        """Tokens that the rounds committed; over ``len(rounds)`` it is the accepted length."""
+        """Tokens that the rounds committed; divided by ``len(rounds)``, the accepted length."""
         return sum(len(round_.committed_ids) for round_ in self.rounds)
 
 

@@ -1,8 +1,8 @@
 """Speculative rejection sampling: which drafted tokens stand, and the token after them.
 
-Pure functions: the randomness comes in as uniform numbers, so that a law can be enumerated exactly.
-The law of what is committed is the target's, whatever the draft proposes (Leviathan et al. 2023,
-"Fast Inference from Transformers via Speculative Decoding").
+Pure functions: the randomness comes in as uniform numbers, so that a distribution can be enumerated
+exactly. The distribution of what is committed is the target's, whatever the draft proposes
+(Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding").
 
 Shapes: R rows, N drafted tokens, V vocabulary. p are the target's probabilities [R, N + 1, V] after
 the anchor and after each drafted token; q the draft's [R, N, V], each drafted token drawn from its
@@ -43,7 +43,7 @@ class Acceptance:
 
 
 def verify_greedy(target_ids: Tensor, draft_ids: Tensor, lengths: Tensor) -> Acceptance:
-    """The verdict at temperature 0: a token stands while it is the target's own choice.
+    """Acceptance at temperature 0: a token stands as long as it is the target's own choice.
 
     ``target_ids`` int64 [R, N + 1] are the target's argmax after the anchor and after each drafted
     token, ``draft_ids`` int64 [R, N], of which row r proposes the first ``lengths[r]``.
@@ -56,7 +56,7 @@ def verify_greedy(target_ids: Tensor, draft_ids: Tensor, lengths: Tensor) -> Acc
 def verify_sampled(
     p: Tensor, q: Tensor, draft_ids: Tensor, lengths: Tensor, uniforms: Uniforms
 ) -> Acceptance:
-    """The verdict at a temperature above 0 (FORMATS 4.6).
+    """Acceptance at a temperature above 0.
 
     ``draft_ids`` int64 [R, N], of which row r proposes the first ``lengths[r]``. The next token
     comes from the residual of the first rejected position, or from p itself when all stand.

@@ -6,8 +6,8 @@
              --chunks of vocabulary columns--> largest logit, log q of the text's token
 
 Along the text a block is conditioned on what was accepted before, so this is all that a decode loop
-would see of the draft up to its first rejection (DESIGN, "Replay"). Nothing of the size anchors x
-vocabulary is ever held.
+would see of the draft up to its first rejection (``replay.expectation`` has the arithmetic).
+Nothing of the size anchors x vocabulary is ever held.
 
 Shapes: T text positions, M anchors (chunks of them inside), W different blocks after each of them,
 B slots, N drafted tokens, S = slots up to the last of these, H hidden, F feature columns, r Markov
@@ -117,13 +117,13 @@ def score_blocks(
         token_ids_T: the text, int64 [T].
         anchors: ascending positions of anchors, one or more.
         target_vocab_size: tokens that the target can put out.
-        temperature: of q; 0 asks for the likeliest tokens only.
+        temperature: of q; at 0 only the likeliest tokens are computed.
         num_tokens: N at most; None: all that a block proposes.
         candidate_ids_MC: target ids [M, C] whose log q, as the first drafted token after each
             anchor, is wanted; needs a temperature above 0.
         steps: the plain ones, or those for a GPU.
-        memory_budget: bytes for what a chunk computes, beyond weights, context and results. One
-            anchor at a time is the least that is done. None: that of the steps.
+        memory_budget: bytes for what a chunk computes, beyond weights, context and results; a
+            chunk has at least one anchor. None: the budget of the steps.
 
     Raises:
         DraftError: ``draft-id-beyond-target``.
@@ -160,7 +160,7 @@ def score_blocks(
 
 
 def _find_blocks(readings: Sequence[DraftModel]) -> tuple[list[DraftModel], list[int]]:
-    """Drafts that embed a block differently, and for each reading which of them embeds as it."""
+    """Drafts that embed a block differently, and for each reading the one that embeds alike."""
     keys = [
         (reading.embed_tokens.weight.data_ptr(), reading.config.mask_token_id)
         for reading in readings
@@ -201,7 +201,7 @@ class _Scorer:
         hidden = hidden_MBH[:, : first + self.num_tokens]
         tokens = tokens_MN1[:, : 1 + self.num_tokens]
         # Slot 0 of the 1+N layout predicts nothing; the slot after it is conditioned on the anchor
-        # too. A token past the end of the text conditions only what nobody will look at.
+        # too. A token past the end of the text conditions only what nobody looks at.
         previous = torch.cat((tokens[:, :1].expand(-1, first), tokens[:, :-1]), 1).clamp(0)
         confidence = compute_confidence(draft, hidden, previous)
         # A view would be multiplied block by block, which reads the weights for each.
@@ -254,7 +254,7 @@ class _Scorer:
 
 
 def _even_width(columns: int, most: int) -> int:
-    """Of chunks of about the same width, ``most`` at most, that libraries are good at."""
+    """The width of about equal chunks, at most ``most``, for which libraries have fast kernels."""
     most = min(max(most, 1), MOST_COLUMNS)
     alignment = ALIGNMENT if most >= ALIGNMENT else 1
     most -= most % alignment

@@ -24,8 +24,8 @@ Results = Mapping[str, Tensor | None]
 class ReplaySteps:
     """What a replay spends its time on, and the memory that each step takes.
 
-    The oracle of the subclass for GPUs, and what runs everywhere else. ``reason`` says why these
-    were chosen where the choice was left open.
+    These steps run wherever the subclass for GPUs does not, and are its oracle. ``reason`` says why
+    they were chosen if the choice was left open.
     """
 
     name: Literal["plain", "fast"] = "plain"
@@ -36,11 +36,11 @@ class ReplaySteps:
         self.reason = reason
 
     def upload(self, x: Tensor, device: torch.device) -> Tensor:
-        """What was read from a trace, on the device that works on it."""
+        """What was read from a trace, on the device that computes."""
         return x.to(device)
 
     def download(self, tensors: Results) -> Callable[[], Results]:
-        """What was found, on the host; what is returned waits for it."""
+        """Results on the host; using what is returned waits for them."""
         return lambda: {name: None if x is None else x.cpu() for name, x in tensors.items()}
 
     def join(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -92,7 +92,7 @@ class ReplaySteps:
     # dtype of the weights, and fp32 ones of norms, attention scores and softmax.
 
     def position_bytes(self, draft: DraftModel) -> int:
-        """Of context input and projections, per position."""
+        """Bytes of context input and projections, per position."""
         config, item = draft.config, draft.dtype.itemsize
         heads = config.num_key_value_heads * config.head_dim
         return (
@@ -102,7 +102,7 @@ class ReplaySteps:
         )
 
     def block_bytes(self, draft: DraftModel, context_length: int) -> int:
-        """Of the backbone, per block: attention scores, or the feed-forward layer."""
+        """Bytes of the backbone, per block: attention scores, or the feed-forward layer."""
         config, item = draft.config, draft.dtype.itemsize
         keys = context_length + config.block_size
         scores = keys * (config.num_attention_heads * (2 * item + 12) + 4)
@@ -111,7 +111,7 @@ class ReplaySteps:
         return config.block_size * (scores + queries + inner + config.hidden_size * (5 * item + 8))
 
     def logit_bytes(self, draft: DraftModel) -> int:
-        """Of the reductions, per logit: two products, and their shifted exponentials."""
+        """Bytes of the reductions, per logit: two products, and their shifted exponentials."""
         return 2 * draft.dtype.itemsize + 8
 
 

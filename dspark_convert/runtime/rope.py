@@ -58,7 +58,7 @@ def _initialise(config: DraftConfig) -> tuple[Tensor, float]:
         raise DraftError(
             Finding(
                 code="rope-type-unsupported",
-                message="the runtime cannot rotate keys in this way",
+                message="the runtime does not implement this type of RoPE",
                 file="config.json",
                 key="rope_parameters.rope_type",
                 expected=", ".join(ROPE_TYPES),

@@ -1,7 +1,7 @@
 """From logits to probabilities and tokens.
 
 Pure functions on tensors; the last dimension is the vocabulary (V) and any others are a batch.
-Everything is computed in fp32, or in float64 when that is what comes in.
+Everything is computed in fp32, or in float64 if the input is float64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GREEDY_BELOW = 1e-5
 class SamplingOptions:
     """How a token is drawn: temperature, then the top k tokens, then the nucleus of mass p.
 
-    ``top_k`` and ``top_p`` None: no filter. Raises ``UsageError`` for values without a meaning.
+    ``top_k`` and ``top_p`` None: no filter. Raises ``UsageError`` for values that make no sense.
     """
 
     temperature: float = 0.0
@@ -29,7 +29,7 @@ class SamplingOptions:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse values that make no sense."""
         if not 0.0 <= self.temperature < float("inf"):
             raise option_out_of_range(
                 "temperature", "a finite number, 0 or above", self.temperature
@@ -61,7 +61,7 @@ def scale_logits(logits: Tensor, temperature: float) -> Tensor:
     """``(logits - max) / temperature`` of logits [..., V], in fp32 or wider.
 
     The softmax is that of ``logits / temperature``. With the maximum at 0 nothing overflows to
-    +inf, so no NaN comes of a small temperature.
+    +inf, so a small temperature produces no NaN.
     """
     wide = _wide(logits)
     return (wide - wide.amax(-1, keepdim=True)) / temperature
@@ -132,11 +132,11 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def option_out_of_range(name: str, expected: str, found: float) -> UsageError:
-    """The error for an option without a meaning."""
+    """The error for an option whose value makes no sense."""
     return UsageError(
         Finding(
             code="option-out-of-range",
-            message=f"{name} has a value that cannot be meant",
+            message=f"{name} has a value that makes no sense",
             key=name,
             expected=expected,
             found=str(found),

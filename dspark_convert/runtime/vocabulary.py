@@ -19,9 +19,9 @@ from dspark_convert.errors import DraftError, Finding
 class DraftVocabulary(nn.Module):
     """Which target id each draft id stands for.
 
-    ``draft_id_to_target_id`` is the offset table int64 [D], or None when ids are the same; it is
-    taken as valid (targets in range, none twice), as reading leaves it. Draft ids from V on, the
-    padding of a head that is wider than the target's vocabulary, stand for nothing.
+    ``draft_id_to_target_id`` is the offset table int64 [D], or None if the ids are the same. It is
+    assumed to be valid (targets in range, none twice), which reading ensures. Draft ids from V on
+    are the padding of a head that is wider than the target's vocabulary; they stand for nothing.
     """
 
     draft_id_to_target_id: Tensor | None
@@ -106,7 +106,7 @@ class ProposalBuffer:
         self.logits = torch.full(shape, float("-inf"), dtype=dtype, device=device)
 
     def write(self, token: int, draft_logits: Tensor) -> Tensor:
-        """Put the draft logits [r, D] of one drafted token into the first r <= R rows.
+        """Write the draft logits [r, D] of one drafted token into the first r <= R rows.
 
         Returns those rows in target ids, [r, V]: a view that the next write of the same token
         overwrites.

@@ -1,7 +1,7 @@
 """Decoding and replay on a GPU.
 
-Decoding has static caches, our kernels or compiled layers, and one CUDA graph for a round. Replay
-has kernels around the library's matrix products. The plain paths (``runtime.decode``,
+Decoding uses static caches, our kernels or compiled layers, and one CUDA graph per round. Replay
+uses kernels around the library's matrix products. The plain paths (``runtime.decode``,
 ``runtime.replay``) are the oracles, and do what these cannot.
 """
 

@@ -1,8 +1,8 @@
 """Speculative decoding at the speed of a GPU's memory; ``runtime.decode`` is the oracle.
 
-The host only launches rounds. What they came to it reads some rounds later, so it never keeps the
-device waiting; the rounds of a row that turn out to lie after its end are discarded, and a waiting
-prompt takes its place. Under an observer each round is read before the next is launched.
+The host only launches rounds. It reads their results some rounds later, so it never keeps the
+device waiting; rounds that turn out to lie after the end of a row are discarded, and a waiting
+prompt takes its place. With an observer, each round is read before the next is launched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dspark_convert.runtime.target import Target
 LAG = 2
 
 OnFinished = Callable[[int], None]
-"""Hears how many prompts are finished."""
+"""Called with the number of prompts that are finished."""
 
 
 @torch.no_grad()
@@ -46,11 +46,11 @@ def decode_fast(
     """Decode prompts (token ids) as ``decode`` does, at most ``rows`` at once (None: all).
 
     The greedy results are those of ``decode``, up to ties within the rounding of other kernels;
-    above temperature 0 the law is the same and the draws differ. On a GPU the first call compiles
-    what a round consists of, which takes some seconds, and every call captures a round.
+    above temperature 0 the distribution is the same and the draws differ. On a GPU the first call
+    compiles what a round consists of, which takes some seconds, and every call captures a round.
 
     ``observer`` sees what ``decode`` would show, each prefill by itself; p and q are computed for
-    it from the logits. ``on_finished`` hears, whenever a prompt is done, how many are.
+    it from the logits. Whenever a prompt is done, ``on_finished`` is called with the number done.
 
     Raises:
         DialectError: ``target-not-fast``, for a pair that only the plain path can decode.
@@ -66,7 +66,7 @@ def decode_fast(
             Finding(
                 code="target-not-fast",
                 message=f"the fast path cannot decode this pair: {reason}",
-                hint="decode it by the plain path: --engine plain, in Python runtime.decode",
+                hint="use the plain path: --engine plain, in Python runtime.decode",
             )
         )
     # Streams, graphs and our kernels belong to the current device, which may be another GPU.
@@ -124,7 +124,7 @@ class _Schedule:
         self._fill()
 
     def _read(self, working: Sequence[Row | None], pending: PendingRound) -> list[Outcome]:
-        """What a round came to, shown to the observer before anything is committed."""
+        """The outcome of a round, shown to the observer before anything is committed."""
         outcomes = pending.wait()
         if self.observer is not None:
             self.observer(describe_round(self.rounds, pending.output, working))
@@ -138,7 +138,7 @@ class _Schedule:
             self.working[slot] = self._admit_next(slot)
 
     def _admit_next(self, slot: int) -> Row | None:
-        """The next prompt that its first token does not finish already."""
+        """The next prompt that its first token does not already finish."""
         while self.waiting:
             row = self.waiting.popleft()
             (outcome,) = self._read([row], self.rounds.admit(slot, self.prompts[row.prompt]))

@@ -1,8 +1,8 @@
 """A decoder layer over a static cache: the one shape that target and draft layers share.
 
 A layer writes the keys and values of its new tokens into the cache first and attends to columns of
-the cache only; which ones is a mask computed from positions on the device. So shapes never change,
-nothing waits for the host, and a round can be captured once and replayed.
+the cache only; which ones is a mask computed from positions on the device. Shapes therefore never
+change, nothing waits for the host, and a round can be captured once and replayed.
 
 Shapes: R rows, Q new tokens, H hidden, K key/value heads, G query heads of each, E head dim,
 C columns of the cache. Column c holds position c of its row.
@@ -93,7 +93,7 @@ def project_inputs(layer: Any, x_RQH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def finish_layer(layer: Any, x_RQH: Tensor, attended: Tensor) -> Tensor:
-    """What a layer puts out, from its input and what its heads attended to."""
+    """The output of a layer, from its input and what its heads attended to."""
     x = x_RQH + layer.self_attn.o_proj(attended)
     out: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
     return out
@@ -139,7 +139,7 @@ def attend(
 def see_causally(positions_RQ: Tensor, columns: int, window: int | None) -> Tensor:
     """What tokens at ``positions_RQ`` see, bool [R, Q, C]: what is not after them.
 
-    Of that only the last ``window`` positions, their own included, in a sliding layer.
+    In a sliding layer, only the last ``window`` of these positions, including their own.
     """
     column = torch.arange(columns, device=positions_RQ.device)
     position = positions_RQ[..., None]
@@ -152,7 +152,7 @@ def see_block(positions_RQ: Tensor, columns: int, window: int | None, *, causal:
 
     The context before the anchor, of which a sliding layer sees the last ``window`` positions
     measured from the anchor for every slot, and the block: all, or if ``causal`` up to the slot
-    itself (golden README, "What a block sees").
+    itself, as in ``attention.compute_visibility``.
     """
     column = torch.arange(columns, device=positions_RQ.device)
     anchor = positions_RQ[:, :1, None]

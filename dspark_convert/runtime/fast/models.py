@@ -1,4 +1,4 @@
-"""A target and a draft over static caches, through the modules that they are made of.
+"""A target and a draft over static caches, run through their own modules.
 
 Shapes: R rows, Q tokens of a pass, B slots, N drafted tokens, H hidden, F feature columns,
 V target vocabulary, C columns of a cache.

@@ -1,7 +1,7 @@
-"""A round of the fast path as an observer sees it, on its own grounds.
+"""A round of the fast path as an observer sees it, computed independently of the round.
 
-p and q are computed from the logits by the functions of the plain path, not taken from the round:
-so whoever watches committed tokens checks the arithmetic of the round.
+p and q are computed from the logits by the functions of the plain path, not taken from the round,
+so whoever watches the committed tokens checks the arithmetic of the round.
 
 Shapes: R rows that are working, N drafted tokens of a round, V target vocabulary.
 """
@@ -25,7 +25,7 @@ def describe_round(
 ) -> Observation:
     """What ``decode`` would show of a round.
 
-    ``working`` are the prompts of the output's rows as they stood before it; the rows of None are
+    ``working`` holds the prompts of the output's rows as they stood before it; rows with None are
     left out.
 
     Raises ``DraftError`` (``outputs-not-finite``).

@@ -44,9 +44,9 @@ def why_plain(draft: DraftModel) -> str | None:
 
 
 def choose_steps(draft: DraftModel, engine: Literal["auto", "plain", "fast"]) -> ReplaySteps:
-    """The steps to replay a draft with; "auto": the fast ones on a GPU, where they can be.
+    """The steps to replay a draft with; "auto": the fast ones on a GPU, if they support the draft.
 
-    Raises ``DialectError`` (``draft-not-fast``) where "fast" is asked for and cannot be.
+    Raises ``DialectError`` (``draft-not-fast``) if "fast" is asked for and not possible.
     """
     if engine == "plain":
         return PLAIN
@@ -65,13 +65,13 @@ def choose_steps(draft: DraftModel, engine: Literal["auto", "plain", "fast"]) ->
 
 
 class FastSteps(ReplaySteps):
-    """Steps for drafts that ``why_plain`` has nothing against."""
+    """Steps for drafts to which ``why_plain`` has no objection."""
 
     name = "fast"
     memory_budget = 2**30
 
     def upload(self, x: Tensor, device: torch.device) -> Tensor:
-        """See ``ReplaySteps``; the host does not wait for what the device has yet to do before."""
+        """See ``ReplaySteps``; the host does not wait for work already queued on the device."""
         if x.device == device:
             return x
         return x.contiguous().pin_memory().to(device, non_blocking=True)

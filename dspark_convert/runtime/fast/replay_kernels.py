@@ -4,9 +4,9 @@
 # mypy: disable-error-code="import-not-found,import-untyped"
 """Triton kernels for the many tokens of a replay, around the library's matrix products.
 
-Attention of all blocks of a chunk is one kernel: what is between the products of a layer, and what
-is made of logits, is one pass over memory each. Sizes that differ from chunk to chunk are not
-specialized on: each new one would be compiled anew.
+Attention of all blocks of a chunk is one kernel; what lies between the products of a layer, and
+what is computed from logits, is one pass over memory each. Kernels are not specialised on sizes
+that differ from chunk to chunk: each new size would be compiled again.
 
 Shapes: M anchors, W blocks after each, B slots, K key/value heads, G query heads of each, E head
 dim, T context positions, D columns of logits.

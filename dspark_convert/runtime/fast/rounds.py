@@ -1,7 +1,7 @@
 """One decoding round on the device, from anchors to the next anchors, as one CUDA graph.
 
 Everything that a round reads or writes lies in tensors allocated once: the caches, and for each row
-its anchor and the anchor's position. The host launches rounds and reads what they came to later.
+its anchor and the anchor's position. The host launches rounds and reads their results later.
 
 Shapes: R rows, N drafted tokens of a round, Q = N + 1, V target vocabulary, D draft vocabulary.
 """
@@ -35,7 +35,7 @@ from dspark_convert.runtime.sampling import (
 
 # Runs before a capture: libraries allocate their workspaces, and layers are compiled.
 WARM_UPS = 2
-# More shapes than PyTorch compiles by default before it falls back to not compiling in silence.
+# More shapes than PyTorch compiles by default before it silently falls back to not compiling.
 MOST_SHAPES = 64
 
 
@@ -51,10 +51,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutput:
-    """What a round came to, on the device: integers [R, 2 + 1 + N] and confidences [R, N].
+    """The result of a round, on the device: integers [R, 2 + 1 + N] and confidences [R, N].
 
-    Columns: proposed length, accepted tokens, next token, drafted tokens. ``evidence`` is kept by
-    an engine that is observed.
+    Columns: proposed length, accepted tokens, next token, drafted tokens. ``evidence`` is kept only
+    if the rounds are observed.
     """
 
     counts: Tensor

@@ -2,7 +2,8 @@
 
 The scatter formulation writes every drafted token's logits into V columns, and samples there. Here
 tokens are drawn among the D columns that the draft has, and only the one row of q that a residual
-needs is scattered. The laws are the same: the columns that are left out have probability 0.
+needs is scattered. The distributions are the same: the columns that are left out have probability
+0.
 
 Shapes: R rows, N drafted tokens, D draft vocabulary, V target vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Ways between the host and a GPU on which neither waits for the other longer than it must."""
+"""Transfers between host and GPU in which neither waits for the other longer than it must."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from dspark_convert.runtime.replay_steps import Results
 
 STAGE_BYTES = 64 * 2**20
-"""Of the pinned memory through which large tensors go, twice."""
+"""Bytes of each of the two pinned buffers through which large tensors go."""
 
 
 def upload_large(x: Tensor, device: torch.device) -> Tensor:
     """A tensor on another device; to a GPU through pinned memory, part by part.
 
-    What lies in a mapped file or in ordinary memory goes up five times as fast so (H200).
+    From a mapped file or ordinary memory this is five times as fast (H200).
     """
     if device.type != "cuda" or x.device.type != "cpu":
         return x.to(device)

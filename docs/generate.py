@@ -65,7 +65,7 @@ def render_engines() -> str:
         "accepted length is lower than it should be. N is the number of tokens that a round "
         "drafts, B the block size.",
     ]
-    for engine in ENGINES:
+    for engine in ENGINES.values():
         claims = sorted(engine.claims, key=lambda claim: VERDICTS.index(claim.verdict))
         sections.append(f"## {engine.name} {engine.version}")
         sections.append(_table(("verdict", "because", "way out"), map(_claim_row, claims)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -64,6 +65,13 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def golden() -> Path:
     return GOLDEN
+
+
+@pytest.fixture(scope="session")
+def render_page() -> Callable[[str], str]:
+    """Renders a generated page of ``docs/`` from the tables as they are: ``render_page(name)``."""
+    pages = runpy.run_path(str(ROOT / "docs" / "generate.py"))["PAGES"]
+    return lambda name: str(pages[name]())
 
 
 @pytest.fixture

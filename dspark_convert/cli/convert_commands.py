@@ -21,7 +21,7 @@ from dspark_convert.conversion.engine_report import report_engines
 from dspark_convert.conversion.inspection import check_draft, inspect_draft
 from dspark_convert.conversion.plan import Conversion, plan_to_dense, plan_to_speculators
 from dspark_convert.conversion.run import run_conversion
-from dspark_convert.conversion.spelling import REFERENCE
+from dspark_convert.engines import REFERENCE
 from dspark_convert.errors import CheckpointError, Finding, OutputError, UsageError
 from dspark_convert.formats.overrides import Overrides, parse_overrides
 from dspark_convert.hub.sources import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from dspark_convert.checkpoint.names import display_name, repository_of, shown_name
 from dspark_convert.conversion.inspection import published
-from dspark_convert.engines import ENGINES, Engine, gravest, notes_of
-from dspark_convert.engines.view import EngineView
+from dspark_convert.engines import ENGINES, Engine, EngineView, gravest, notes_of
 from dspark_convert.errors import Findings
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import read_draft_with_notes
@@ -36,7 +35,7 @@ def report_engines(
         layout_evidence=source.parsed.layout_evidence,
         block_size=draft.config.block_size,
         num_speculative_tokens=draft.config.num_speculative_tokens,
-        engines=tuple(_report(engine, draft, path) for engine in ENGINES),
+        engines=tuple(_report(engine, draft, path) for engine in ENGINES.values()),
         findings=tuple(findings),
     )
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from dspark_convert.checkpoint.names import display_name
 from dspark_convert.conversion.speculators_weights import warn_overwritten
-from dspark_convert.engines import engine_notes
-from dspark_convert.engines.view import EngineView
+from dspark_convert.engines import EngineView, engine_notes
 from dspark_convert.errors import Findings
 from dspark_convert.formats.deepseek_v4 import holds_stages, read_bundled
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
@@ -106,7 +105,7 @@ def _absent(examination: Examination) -> tuple[str, ...] | None:
 def published(source: DraftSource) -> EngineView:
     """A draft on disk as the engines see it: stored names, the keys as they are."""
     names = [tensor.name for tensor in source.checkpoint.tensors.values()]
-    return EngineView(source.dialect.name, source.config, source.document, names)
+    return EngineView(source.dialect, source.config, source.document, names)
 
 
 def _table_text(source: DraftSource) -> str:

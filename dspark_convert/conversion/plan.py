@@ -23,8 +23,6 @@ from dspark_convert.conversion.speculators import (
 )
 from dspark_convert.conversion.speculators_weights import leave_out_verifiers, speculators_pieces
 from dspark_convert.conversion.spelling import (
-    REFERENCE,
-    find_engine,
     spell_keys,
     spell_pieces,
     validate_for,
@@ -37,8 +35,7 @@ from dspark_convert.conversion.weights import (
     plan_pieces,
     tensor_steps,
 )
-from dspark_convert.engines import engine_notes
-from dspark_convert.engines.view import EngineView
+from dspark_convert.engines import REFERENCE, EngineView, engine_notes, find_engine
 from dspark_convert.errors import DraftError, Findings
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, read_draft_with_notes
@@ -168,7 +165,7 @@ def plan_to_speculators(
 
 def _published(config: DraftConfig, keys: ConvertedKeys, pieces: list[Piece]) -> EngineView:
     names = [piece.name for piece in pieces]
-    return EngineView(keys.rendering.dialect.name, config, keys.document, names)
+    return EngineView(keys.rendering.dialect, config, keys.document, names)
 
 
 def _conversion(

@@ -13,38 +13,13 @@ from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.transfer import ranges_equal
 from dspark_convert.conversion.keys import ConvertedKeys
 from dspark_convert.conversion.weights import Piece
-from dspark_convert.engines import WRITTEN_FOR, Engine, notes_of
-from dspark_convert.engines.view import EngineView
-from dspark_convert.errors import Finding, Findings, UsageError
+from dspark_convert.engines import Engine, EngineView, engines_keeping, notes_of
+from dspark_convert.errors import Findings
 from dspark_convert.formats.rules import assign, dotted, lookup
 from dspark_convert.formats.target import TargetWeights
 from dspark_convert.formats.tensors import expected_tensors
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.plan import KeyStep
-
-REFERENCE = "reference"
-"""The reference dense form, which is for no engine in particular."""
-
-
-def find_engine(key: str) -> Engine | None:
-    """The engine that ``--for`` names; None for the reference form.
-
-    Raises:
-        UsageError: ``unknown-engine``.
-    """
-    if key == REFERENCE:
-        return None
-    if key not in WRITTEN_FOR:
-        raise UsageError(
-            Finding(
-                code="unknown-engine",
-                message="there is no spelling for an engine of this name",
-                found=key,
-                expected=", ".join((REFERENCE, *WRITTEN_FOR)),
-                hint="give one of these with --for",
-            )
-        )
-    return WRITTEN_FOR[key]
 
 
 def spell_keys(engine: Engine, config: DraftConfig, keys: ConvertedKeys) -> None:
@@ -96,7 +71,7 @@ def validate_for(
     ignored = engine.spelling.ignores(draft.config)
     for piece in pieces:
         if piece.name in ignored and piece.action != "filled":
-            _validate_ignored(engine, piece, target, findings)
+            _validate_ignored(engine, draft, piece, target, findings)
 
 
 def _renamed(engine: Engine, piece: Piece) -> Piece:
@@ -127,14 +102,23 @@ def _zeros(engine: Engine, name: str, shape: tuple[int, ...], weight: Piece) -> 
 
 
 def _validate_ignored(
-    engine: Engine, piece: Piece, target: TargetWeights | None, findings: Findings
+    engine: Engine,
+    draft: EngineView,
+    piece: Piece,
+    target: TargetWeights | None,
+    findings: Findings,
 ) -> None:
     if target is None:
         message = "takes this tensor from the target, and it is not known whether they are equal"
         hint = "give --target DIR: the rows are then compared"
     elif not _same_rows(piece, target.supply(piece.name)):
         message = "takes this tensor from the target, and the draft's is another"
-        hint = "serve the draft with vLLM, which keeps its own tensors"
+        keeping = engines_keeping([piece.name], draft)
+        hint = (
+            f"serve it with {' or '.join(keeping)}, which use the draft's own tensor"
+            if keeping
+            else "give the target that the draft was trained for"
+        )
     else:
         return
     findings.error(

@@ -23,11 +23,10 @@ TARGET = "TARGET"
 """Stands for the target model in a launch line: a draft's own word for it is not trusted."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One thing that an engine does when a condition holds."""
+    """One thing that an engine does when a condition holds; whose it is, its engine says."""
 
-    engine: str
     verdict: EngineVerdict
     when: Callable[[EngineView], bool]
     reason: str
@@ -71,9 +70,9 @@ class Spelling:
     """Tensors that it takes from the target, whatever the draft stores."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Engine:
-    """An engine at one version."""
+    """An engine at one version: a file of this package, and a row of ``ENGINES``."""
 
     key: str
     """As ``--for`` spells it."""
@@ -83,6 +82,8 @@ class Engine:
     commands: Callable[[str, int], tuple[tuple[str, ...], ...]]
     """Commands that use the draft at a path, drafting so many tokens a round."""
     spelling: Spelling = field(default_factory=Spelling)
+    reads_dense: bool = True
+    """Whether it reads the dense form, so that ``--for`` can write for it."""
     serves: bool = True
     """Whether it drafts for a target, rather than only loading the draft."""
 
@@ -101,6 +102,10 @@ class Engine:
         claims = self.holding(draft)
         notes = tuple(self._note(claim, draft, elsewhere) for claim in claims)
         return notes or (self._loads(draft),)
+
+    def runs(self, draft: EngineView) -> bool:
+        """Whether it runs ``draft`` as it is meant, when started with our launch line."""
+        return not any(claim.hinders for claim in self.holding(draft))
 
     def launch(self, path: str, num_speculative_tokens: int) -> tuple[str, ...]:
         """The commands as a shell takes them."""

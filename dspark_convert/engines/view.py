@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dspark_convert.formats.rules import Dialect, lookup
 from dspark_convert.schemas.draft import DraftConfig, Layout
 
 
@@ -13,7 +14,7 @@ from dspark_convert.schemas.draft import DraftConfig, Layout
 class EngineView:
     """A checkpoint as an engine sees it."""
 
-    dialect: str
+    dialect: Dialect
     config: DraftConfig
     document: Mapping[str, Any]
     """``config.json``."""
@@ -21,13 +22,13 @@ class EngineView:
     """Stored names."""
 
     @property
-    def speculators(self) -> bool:
-        """Whether the config is nested."""
-        return self.dialect == "speculators"
+    def nested(self) -> bool:
+        """Whether the decoder's keys lie in an object of their own."""
+        return bool(self.dialect.decoder)
 
     def silent_about(self, *keys: str) -> bool:
-        """Whether a dense config lacks one of ``keys``: engines do not infer what is absent."""
-        return not self.speculators and any(self.document.get(key) is None for key in keys)
+        """Whether a flat config lacks one of ``keys``: engines do not infer what is absent."""
+        return not self.nested and any(self.document.get(key) is None for key in keys)
 
     def named(self, architectures: Collection[str]) -> bool:
         """Whether the config names one of ``architectures``."""
@@ -36,7 +37,7 @@ class EngineView:
 
     def decoder_key(self, key: str) -> Any:
         """A key of the decoder, from where this dialect keeps it."""
-        decoder = self.document.get("transformer_layer_config") if self.speculators else None
+        decoder = lookup(self.document, self.dialect.decoder)
         return (decoder if isinstance(decoder, Mapping) else self.document).get(key)
 
     def hides(self, key: str) -> bool:

@@ -12,8 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from dspark_convert.cli.convert import EngineOption
-from dspark_convert.conversion.spelling import REFERENCE
-from dspark_convert.engines import WRITTEN_FOR
+from dspark_convert.engines import written_for
 from dspark_convert.schemas.catalog import schema_text
 from fixtures.deepseek_v4 import target, write_target
 
@@ -57,7 +56,7 @@ def test_exit_code(arguments: str, code: int, cli: Cli, golden: Path, tmp_path: 
 
 
 def test_every_engine_that_is_written_for_can_be_named() -> None:
-    assert {option.value for option in EngineOption} == {REFERENCE, *WRITTEN_FOR}
+    assert {option.value for option in EngineOption} == set(written_for())
 
 
 def test_report_validates_and_is_all_of_stdout(cli: Cli, golden: Path) -> None:

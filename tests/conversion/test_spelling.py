@@ -12,7 +12,7 @@ import pytest
 from dspark_convert.conversion.inspection import inspect_draft
 from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
-from dspark_convert.engines import WRITTEN_FOR
+from dspark_convert.engines import written_for
 from dspark_convert.errors import DraftError, UsageError
 from fixtures.broken.drafts import Draft
 from fixtures.broken.edits import Edit, drop, put, store_target_weights
@@ -47,7 +47,7 @@ def test_table_keeps_the_name_that_the_engine_reads(
     assert set(result) == set(SHAPES[REDUCED]) - {"draft_id_to_target_id"} | {"d2t"}
 
 
-@pytest.mark.parametrize("engine", [*WRITTEN_FOR, "reference"])
+@pytest.mark.parametrize("engine", written_for())
 def test_every_spelling_means_the_same_draft(engine: str, golden: Path, tmp_path: Path) -> None:
     source, target = golden / FULL / "checkpoint", golden / "verifier_fp32"
     reference = run_conversion(plan_to_dense(source, target=target), tmp_path / "reference")

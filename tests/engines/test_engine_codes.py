@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from dspark_convert.engines import CLAIMS, engine_notes
-from dspark_convert.engines.view import EngineView
+from dspark_convert.engines import ENGINES, EngineView, engine_notes
 
 from .test_engines import ROWS, dense
 
@@ -52,7 +53,7 @@ SHOWN: list[tuple[str, str | EngineView, str]] = [
     ("window-unread", "18 sliding, not switched on", "SGLang llama.cpp vLLM"),
     ("window-unsupported", "sliding, causal", "DeepSpec"),
 ]
-WITH_TABLE = EngineView("dense", HEALTHY.config, HEALTHY.document, [*HEALTHY.tensors, "d2t"])
+WITH_TABLE = replace(HEALTHY, tensors=[*HEALTHY.tensors, "d2t"])
 SHOWN.append(("d2t-full-vocabulary", WITH_TABLE, "vLLM"))
 
 
@@ -69,7 +70,7 @@ def test_fault_has_its_code_at_the_engines_that_have_it(
 
 def test_every_code_of_every_engine_is_shown() -> None:
     shown = {(engine, code) for code, _, engines in SHOWN for engine in engines.split()}
-    assert shown == {(claim.engine, claim.code) for claim in CLAIMS}
+    assert shown == {(e.name, claim.code) for e in ENGINES.values() for claim in e.claims}
 
 
 def test_healthy_draft_has_none_of_these_faults() -> None:

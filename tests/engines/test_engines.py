@@ -10,16 +10,8 @@ from typing import Any
 
 import pytest
 
-from dspark_convert.engines import (
-    CLAIMS,
-    VERSIONS,
-    Claim,
-    engine_notes,
-    gravest,
-    notes_of,
-)
-from dspark_convert.engines import ENGINES as ENGINE_LIST
-from dspark_convert.engines.view import EngineView
+from dspark_convert.engines import ENGINES as TABLE
+from dspark_convert.engines import Claim, EngineView, engine_notes, gravest, notes_of
 from dspark_convert.errors import Findings
 from dspark_convert.formats.dialects import DIALECTS
 from dspark_convert.formats.parse import parse_config, render_dense
@@ -27,6 +19,7 @@ from dspark_convert.formats.tensors import expected_tensors
 from dspark_convert.schemas.draft import DraftConfig, Layout
 from fixtures.broken.drafts import read_draft
 
+CLAIMS = [(engine.name, claim) for engine in TABLE.values() for claim in engine.claims]
 ENGINES = ("vLLM", "SGLang", "llama.cpp", "DeepSpec")
 BONUS = {"layout": Layout.BONUS_ANCHOR}
 REDUCED = {"draft_vocab_size": 200}
@@ -47,7 +40,7 @@ def dense(*without: str, table: str = "d2t", silent_about: str = "", **changes: 
     document = render_dense(config)
     for key in silent_about.split():
         del document[key]
-    return EngineView("dense", config, document, names)
+    return EngineView(DIALECTS["dense"], config, document, names)
 
 
 def speculators(variant: str, **keys: Any) -> EngineView:
@@ -55,7 +48,7 @@ def speculators(variant: str, **keys: Any) -> EngineView:
     document = {**draft.config, **keys}
     parsed = parse_config(document, DIALECTS["speculators"], {}, Findings())
     assert parsed is not None
-    return EngineView("speculators", parsed.config, document, list(draft.tensors))
+    return EngineView(DIALECTS["speculators"], parsed.config, document, list(draft.tensors))
 
 
 def with_keys(draft: EngineView, **keys: Any) -> EngineView:
@@ -87,7 +80,7 @@ ROWS = {
     ),
     "3 the same, own weights": (
         EngineView(
-            "speculators",
+            DIALECTS["speculators"],
             speculators("spec_vanilla_full_anchor_fp32").config,
             speculators("spec_vanilla_full_anchor_fp32").document,
             list(dense().tensors),
@@ -111,7 +104,10 @@ ROWS = {
     "12 own embedding and head": (dense(), "loads loads loads loads"),
     "14 prefixed": (
         EngineView(
-            "dense", dense().config, dense().document, ["model.fc.weight", "model.lm_head.weight"]
+            DIALECTS["dense"],
+            dense().config,
+            dense().document,
+            ["model.fc.weight", "model.lm_head.weight"],
         ),
         "refuses loads loads silent",
     ),
@@ -204,7 +200,7 @@ def test_row_of_the_matrix(row: str) -> None:
 
 def test_full_vocabulary_with_a_table_is_refused_by_vllm() -> None:
     draft = dense()
-    stored = EngineView("dense", draft.config, draft.document, [*draft.tensors, "d2t"])
+    stored = replace(draft, tensors=[*draft.tensors, "d2t"])
     assert worst(stored).startswith("refuses")
 
 
@@ -220,7 +216,7 @@ def test_causality_in_the_spelling_of_an_engine_is_heard(
 ) -> None:
     draft = dense(sliding_window_non_causal=True, **SLIDING)
     document = {**draft.document, **keys}
-    assert worst(EngineView("dense", draft.config, document, draft.tensors)) == expected
+    assert worst(replace(draft, document=document)) == expected
 
 
 def test_confidence_head_without_bias_is_said() -> None:
@@ -230,9 +226,8 @@ def test_confidence_head_without_bias_is_said() -> None:
 def test_every_claim_is_shown_by_a_row_and_cites_its_source() -> None:
     shown = [dense("confidence_head.proj.bias"), *(draft for draft, _ in ROWS.values())]
     draft = dense()
-    shown.append(EngineView("dense", draft.config, draft.document, [*draft.tensors, "d2t"]))
-    for claim in CLAIMS:
-        assert claim.engine in VERSIONS
+    shown.append(replace(draft, tensors=[*draft.tensors, "d2t"]))
+    for _, claim in CLAIMS:
         assert claim.evidence
         assert any(claim.when(draft) for draft in shown), claim.reason
         assert not all(claim.when(draft) for draft in shown), claim.reason
@@ -249,7 +244,7 @@ def test_notes_put_refusals_first_and_speak_of_every_engine() -> None:
 
 
 def test_own_form_is_all_that_speculators_reads() -> None:
-    verdicts = {draft.dialect: verdicts_of("speculators", draft) for draft, _ in ROWS.values()}
+    verdicts = {draft.dialect.name: verdicts_of("speculators", draft) for draft, _ in ROWS.values()}
     assert verdicts["dense"] == ["refuses"]
     assert verdicts["speculators"] == ["loads"]
     missing, _ = ROWS["1 the same, key missing"]
@@ -260,7 +255,9 @@ def verdicts_of(engine: str, draft: EngineView) -> list[str]:
     return [note.verdict for note in engine_notes(draft) if note.engine == engine]
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.engine}: {claim.reason}")
+@pytest.mark.parametrize(
+    "claim", [claim for _, claim in CLAIMS], ids=[f"{name}: {c.reason}" for name, c in CLAIMS]
+)
 def test_claim_is_fit_to_be_shown(claim: Claim) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", claim.code)
     assert claim.verdict == "loads" or claim.way_out
@@ -273,7 +270,7 @@ def test_claim_is_fit_to_be_shown(claim: Claim) -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_advice_names_only_engines_that_run_the_draft(row: str) -> None:
     draft, _ = ROWS[row]
-    by_name = {engine.name: engine for engine in ENGINE_LIST}
+    by_name = {engine.name: engine for engine in TABLE.values()}
     for note in engine_notes(draft):
         advice = re.match(r"(serve it with|convert it for) (.*?)(, and|;|$)", note.way_out or "")
         if advice is None:
@@ -320,7 +317,7 @@ def test_launch_lines_draft_n_tokens_in_both_layouts(layout: dict[str, Any], tok
     path = "a folder/it's"
     lines = {
         engine.name: [shlex.split(line) for line in engine.launch(path, tokens)]
-        for engine in ENGINE_LIST
+        for engine in TABLE.values()
     }
     (serve,) = lines["vLLM"]
     assert serve[:4] == ["vllm", "serve", "TARGET", "--speculative-config"]
@@ -338,7 +335,7 @@ def test_launch_lines_draft_n_tokens_in_both_layouts(layout: dict[str, Any], tok
 
 
 def test_fault_that_the_launch_line_avoids_does_not_count() -> None:
-    by_name = {engine.name: engine for engine in ENGINE_LIST}
+    by_name = {engine.name: engine for engine in TABLE.values()}
     draft = dense(**BONUS)
     assert gravest(notes_of(by_name["vLLM"], draft)) == "loads"
     assert gravest(notes_of(by_name["SGLang"], draft)) == "loads"

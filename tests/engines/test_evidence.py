@@ -6,11 +6,17 @@ import re
 
 import pytest
 
-from dspark_convert.engines import CLAIMS, Claim
+from dspark_convert.engines import ENGINES, Claim
 
 from .lift import engine_root
 
 PACKAGES = {"vLLM": "vllm", "SGLang": "sglang"}
+CLAIMS = [
+    (engine.name, claim)
+    for engine in ENGINES.values()
+    if engine.name in PACKAGES
+    for claim in engine.claims
+]
 EVIDENCE = re.compile(r"(\S+\.py):(?:(\d+)-)?(\d+)")
 SAID = {
     ("vLLM", "activation-unsupported"): "Only silu is supported",
@@ -52,21 +58,20 @@ NO_LINES = {("SGLang", "dialect-unread"): "that something is absent cannot be ci
 
 
 def test_every_claim_about_these_engines_cites_lines() -> None:
-    for claim in CLAIMS:
-        if claim.engine in PACKAGES:
-            cites = EVIDENCE.fullmatch(claim.evidence) is not None
-            assert cites == ((claim.engine, claim.code) not in NO_LINES), claim
+    for engine, claim in CLAIMS:
+        cites = EVIDENCE.fullmatch(claim.evidence) is not None
+        assert cites == ((engine, claim.code) not in NO_LINES), claim
 
 
 def about(key: tuple[str, ...]) -> list[Claim]:
     engine, code, *word = key
-    claims = [claim for claim in CLAIMS if (claim.engine, claim.code) == (engine, code)]
+    claims = [claim for name, claim in CLAIMS if (name, claim.code) == (engine, code)]
     return [claim for claim in claims if all(part in claim.reason for part in word)]
 
 
 def test_every_claim_with_lines_has_its_text() -> None:
     told = [claim for key in SAID for claim in about(key)]
-    cited = [c for c in CLAIMS if c.engine in PACKAGES and EVIDENCE.fullmatch(c.evidence)]
+    cited = [claim for _, claim in CLAIMS if EVIDENCE.fullmatch(claim.evidence)]
     assert sorted(map(id, told)) == sorted(map(id, cited))
 
 

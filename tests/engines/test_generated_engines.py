@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dspark_convert.conversion.engine_report import report_engines
 from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
-from dspark_convert.engines import WRITTEN_FOR
+from dspark_convert.engines import ENGINES, written_for
 from dspark_convert.errors import DraftError
 from dspark_convert.formats.dialects import DENSE, SPECFORGE, SPECULATORS
 from dspark_convert.formats.overrides import Overrides
@@ -29,7 +29,7 @@ BORROWED = ("embed_tokens.weight", "lm_head.weight")
 @given(
     config=configs(),
     dialect=st.sampled_from([DENSE, SPECFORGE, SPECULATORS]),
-    key=st.sampled_from(sorted(WRITTEN_FOR)),
+    key=st.sampled_from(sorted(written_for()[1:])),
     without_borrowed=st.booleans(),
     seed=st.integers(0, 2**16),
 )
@@ -103,11 +103,11 @@ def unfit(config: DraftConfig, key: str, *, stored_head: bool) -> set[str]:
 def check_result(config: DraftConfig, source: Path, output: Path, key: str) -> None:
     draft = read_draft(output, overrides=OFFSETS)
     assert draft.config == config.model_copy(update={"num_anchors": config.num_anchors or 512})
-    name = WRITTEN_FOR[key].name
+    name = ENGINES[key].name
     reports = report_engines(output, overrides=OFFSETS).engines
     (report,) = [report for report in reports if report.engine == name]
     assert report.verdict == "loads"
-    table = WRITTEN_FOR[key].spelling.names.get("draft_id_to_target_id", "draft_id_to_target_id")
+    table = ENGINES[key].spelling.names.get("draft_id_to_target_id", "draft_id_to_target_id")
     renamed = {"d2t": table, "draft_id_to_target_id": table}
     before = {renamed.get(k, k): it for k, it in tensors_of(source).items() if k != "t2d"}
     assert tensors_of(output) == before

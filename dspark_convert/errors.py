@@ -1,4 +1,4 @@
-"""What can be wrong, and how it is told.
+"""What can be wrong, and how it is reported.
 
     Finding                 one fact about an input: a stable code, what, where, what to do
     Findings                collects them, so that one run reports everything it saw
@@ -34,7 +34,7 @@ class Finding:
     """One fact about an input.
 
     ``file`` is a file name relative to the checkpoint, ``key`` a dotted path into a JSON document.
-    ``expected`` and ``found`` are short texts, ``hint`` says what to do next.
+    ``expected`` and ``found`` are short texts; ``hint`` says what to do next.
     """
 
     code: str
@@ -94,7 +94,7 @@ class OutputError(DSparkError):
 
 
 class TraceError(DSparkError):
-    """A trace cannot be trusted, or not be used for what is asked of it."""
+    """A trace cannot be trusted, or does not serve what is asked of it."""
 
 
 class PromptError(DSparkError):
@@ -110,17 +110,17 @@ class GateError(DSparkError):
 
 
 class DependencyError(DSparkError):
-    """An optional library is needed and not installed."""
+    """An optional library is needed but not installed."""
 
 
 class UsageError(DSparkError):
-    """An option has a value that cannot be meant."""
+    """An option has a value that makes no sense."""
 
     exit_code: ClassVar[int] = 2
 
 
 class Where(TypedDict, total=False):
-    """What a `Finding` may say beside code and message; see there."""
+    """What a `Finding` may say besides its code and message; see there."""
 
     file: str | None
     key: str | None
@@ -131,7 +131,7 @@ class Where(TypedDict, total=False):
 
 
 class Findings:
-    """An ordered collection of findings; equal ones are kept once."""
+    """An ordered collection of findings; duplicates are kept once."""
 
     def __init__(self, findings: Iterable[Finding] = ()) -> None:
         self._findings: dict[Finding, None] = dict.fromkeys(findings)
@@ -143,7 +143,7 @@ class Findings:
         return len(self._findings)
 
     def add(self, *findings: Finding) -> None:
-        """Append findings that were made elsewhere, those of a caught error for instance."""
+        """Append findings from elsewhere, such as those of a caught error."""
         self._findings.update(dict.fromkeys(findings))
 
     def error(self, code: str, message: str, **where: Unpack[Where]) -> None:
@@ -155,11 +155,11 @@ class Findings:
         self._report("warning", code, message, where)
 
     def note(self, code: str, message: str, **where: Unpack[Where]) -> None:
-        """Add what is worth knowing and asks for nothing."""
+        """Add what is worth knowing and requires no action."""
         self._report("note", code, message, where)
 
     def of(self, severity: Severity) -> tuple[Finding, ...]:
-        """The findings of one severity, in the order in which they were made."""
+        """The findings of one severity, in the order they were added."""
         return tuple(finding for finding in self if finding.severity == severity)
 
     def raise_errors(self, error_type: type[DSparkError] = DraftError) -> None:

@@ -52,15 +52,15 @@ class FollowingDigest:
         self._thread.join()
 
     def advance(self, count: int) -> None:
-        """Say that ``count`` more bytes lie in the file, right after those known so far."""
+        """Say that the file has ``count`` more bytes, right after those known so far."""
         with self._news:
             self._available += count
             self._news.notify()
 
     def hexdigest(self) -> str | None:
-        """The digest, once all bytes are available; None where the file ended before ``size``.
+        """The digest, once all bytes are available; None if the file ended before ``size``.
 
-        Raises ``OSError`` where reading failed.
+        Raises ``OSError`` if reading failed.
         """
         self._thread.join()
         if self._error is not None:

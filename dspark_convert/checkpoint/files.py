@@ -31,7 +31,7 @@ def open_regular(path: Path, *, file: str | None = None) -> Iterator[int]:
 
 
 def read_range(descriptor: int, offset: int, length: int) -> bytes:
-    """``length`` bytes from ``offset``; fewer only where the file ends before."""
+    """``length`` bytes from ``offset``; fewer only if the file ends sooner."""
     parts = []
     while length > 0:
         part = os.pread(descriptor, min(length, _READ_CHUNK), offset)
@@ -71,7 +71,7 @@ def read_limited(path: Path, *, limit: int) -> bytes:
 
 def _open(path: Path, file: str) -> int:
     try:
-        # Looking before opening: the mere opening of some devices has effects.
+        # Look before opening: merely opening some devices has effects.
         _require_regular(path.stat().st_mode, file)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -106,7 +106,7 @@ def _missing(path: Path, file: str) -> Finding:
         code="file-missing",
         message="the file does not exist",
         file=file,
-        hint="check the path; a checkpoint that lacks the file was not copied completely",
+        hint="check the path; if the checkpoint lacks the file, it was not copied completely",
     )
 
 

@@ -1,4 +1,4 @@
-"""Which weights a checkpoint holds, as one digest that two documents can be compared by."""
+"""Which weights a checkpoint holds, as one digest by which two documents can be compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dspark_convert.checkpoint.files import hash_range, open_regular, read_range
 from dspark_convert.checkpoint.folder import WeightFile
 
 ALL_BYTES_LIMIT = 4 << 30
-"""Bytes of weights up to which every one is hashed: a few seconds, and most drafts."""
+"""Weights of up to this many bytes are hashed in full: a few seconds, and most drafts."""
 
 _SAMPLE = 4 << 10
 
@@ -35,7 +35,8 @@ class Fingerprint:
 def fingerprint(files: Iterable[WeightFile]) -> Fingerprint:
     """The fingerprint of the weight files of one checkpoint.
 
-    Raises ``CheckpointError``: those of `open_regular`, where a file has gone since it was opened.
+    Raises ``CheckpointError``: those of `open_regular`, if a file has gone since the checkpoint was
+    opened.
     """
     files = sorted(files, key=lambda file: file.name)
     nbytes = sum(file.size for file in files)

@@ -1,4 +1,4 @@
-"""A checkpoint folder: its config, its weight files, and where in them each tensor lies."""
+"""A checkpoint folder: its config, its weight files, and where each tensor lies in them."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class StoredTensor:
 class WeightFile:
     """One safetensors file: ``name`` in the folder, ``path`` the real file, ``size`` in bytes.
 
-    ``hub_sha256`` is what the Hub says that the file should have: known where the name is a link to
-    a blob of the Hub cache, which names large files by their SHA-256; else None.
+    ``hub_sha256`` is the digest that the file should have according to the Hub. It is known if the
+    name is a link to a blob of the Hub cache, which names large files by their SHA-256; else None.
     """
 
     name: str
@@ -62,9 +62,9 @@ class WeightFile:
 class Checkpoint:
     """A folder whose files are all present and agree.
 
-    ``config_sha256`` is of the bytes of ``config.json``. ``tensors`` run in the order of the files
-    and of the data in them. ``metadata`` joins those of all headers, the first file's value first.
-    ``notes`` are oddities that no loader minds.
+    ``config_sha256`` is the digest of the bytes of ``config.json``. ``tensors`` are in the order of
+    the files and of the data in them. ``metadata`` merges that of all headers; the first file's
+    value wins. ``notes`` are oddities that no loader minds.
     """
 
     folder: Path
@@ -92,7 +92,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if index is not None:
         weights = indexed_weight_names(names, index, findings)
     elif INDEX_FILE in names:
-        weights = ()  # without the index, which is broken, nothing can be said of the shards
+        weights = ()  # the index is broken, and nothing can be said about the shards without it
     else:
         weights = unindexed_weight_names(names, findings)
     files = _read_weight_files(folder, weights, findings)
@@ -136,7 +136,7 @@ def read_bytes(tensor: StoredTensor, *, limit: int) -> bytes:
                 message="the file became shorter while it was in use",
                 file=tensor.file,
                 tensor=tensor.name,
-                hint="run again when nothing writes to the checkpoint",
+                hint="run again when nothing else writes to the checkpoint",
             )
         )
     return data
@@ -249,7 +249,7 @@ def _merge_metadata(files: tuple[WeightFile, ...], findings: Findings) -> Mappin
             if merged.setdefault(key, text) != text:
                 findings.note(
                     "metadata-conflict",
-                    "the weight files disagree about a metadata text; the first file's is kept",
+                    "the weight files disagree about a metadata entry; the first file's is kept",
                     file=file.name,
                     key=key,
                 )

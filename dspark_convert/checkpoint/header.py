@@ -2,7 +2,7 @@
 
 A file is an 8-byte little-endian length, that many bytes of JSON, then the data section. The JSON
 maps each tensor name to its dtype, shape and byte range in the data section; the key
-``__metadata__`` maps texts to texts. The ranges cover the data section exactly.
+``__metadata__`` maps strings to strings. The ranges cover the data section exactly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
     }
 )
 MAX_HEADER_BYTES = 16_000_000
-"""A hundred thousand tensors. The safetensors library allows 100 MB, for which nobody has a use."""
+"""For a hundred thousand tensors. The safetensors library allows 100 MB, which nobody needs."""
 
 _LIBRARY_HEADER_BYTES = 100_000_000
 
@@ -56,7 +56,7 @@ _METADATA_KEY = "__metadata__"
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 _LENGTH_BYTES = 8
 _MAX_BITS = 1 << 66  # 2**63 bytes: what a 64-bit size can say
-_MAX_FINDINGS = 20  # of one file: a damaged header would else repeat itself for every tensor
+_MAX_FINDINGS = 20  # per file: otherwise a damaged header would repeat itself for every tensor
 _MAX_SHOWN = 120  # characters of an untrusted value in a message
 _DAMAGED = "download or copy the file again"
 
@@ -109,7 +109,7 @@ def read_header(path: Path) -> Header:
 
 
 def tensor_nbytes(dtype: str, shape: Iterable[int]) -> int | None:
-    """Bytes of a tensor; None when it does not fill whole bytes or no 64-bit size can hold it."""
+    """Bytes of a tensor; None if it does not fill whole bytes or its size exceeds 64 bits."""
     bits = DTYPE_BITS[dtype]
     for dimension in shape:
         bits *= dimension
@@ -158,7 +158,7 @@ def render_header(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -
 
 
 def _header_length(start: bytes, size: int, file: str) -> int:
-    """The length of the JSON, after everything that the first bytes and the size can tell."""
+    """The length of the JSON, after every check that the first bytes and the size allow."""
     if start.startswith(b"version https://git-lfs"):
         raise CheckpointError(
             Finding(
@@ -175,7 +175,7 @@ def _header_length(start: bytes, size: int, file: str) -> int:
         raise CheckpointError(
             Finding(
                 code="not-safetensors",
-                message="the file does not begin like a safetensors file",
+                message="the file does not start like a safetensors file",
                 file=file,
                 expected=f"a length of at most {_LIBRARY_HEADER_BYTES}, then '{{'",
                 found=f"{start[:9]!r}",
@@ -192,7 +192,7 @@ def _header_length(start: bytes, size: int, file: str) -> int:
                 file=file,
                 expected=f"at most {MAX_HEADER_BYTES} bytes",
                 found=f"{length} bytes",
-                hint="save the checkpoint in shards, or without what its metadata hold",
+                hint="save the checkpoint in shards, or without its metadata",
             )
         )
     return length
@@ -241,7 +241,7 @@ def _metadata(value: Json, file: str) -> Mapping[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise _bad_header(file, "metadata must map texts to texts", key=_METADATA_KEY)
+        raise _bad_header(file, "metadata must map strings to strings", key=_METADATA_KEY)
     return value
 
 

@@ -54,7 +54,7 @@ class SignalGuard:
         self._raise_first()
 
     def allow(self) -> None:
-        """Let signals raise from here on, one that waits at once."""
+        """Let signals raise from here on; a waiting one raises at once."""
         self._held = False
         self._raise_first()
 

@@ -16,8 +16,8 @@ Json: TypeAlias = Any  # what `json.loads` returns: to be checked before use
 
 MAX_JSON_DEPTH = 64
 MAX_JSON_VALUES = 600_000
-"""Of one document: keys, values, objects and lists. A text like ``[],[],[]`` takes thirty times its
-bytes when it is parsed, so that a limit in bytes alone bounds no memory."""
+"""Keys, values, objects and lists of one document. A text like ``[],[],[]`` takes thirty times its
+size when parsed, so a limit in bytes alone does not bound memory."""
 
 MAX_NUMBER_LENGTH = 64  # characters; the longest 64-bit integer has 20, the longest float 24
 
@@ -31,7 +31,7 @@ def read_json(path: Path, *, limit: int = 10_000_000) -> Json:
 
 
 def parse_json(data: bytes, *, file: str) -> Json:
-    """Parse JSON as RFC 8259 has it, refusing what parsers disagree about.
+    """Parse JSON as RFC 8259 defines it, refusing what parsers disagree about.
 
     Refused with ``bad-json``: text that is not UTF-8, repeated keys, NaN and infinities, numbers of
     more than 64 characters or beyond float64, lone surrogates, nesting deeper than 64, more than

@@ -40,8 +40,8 @@ def check_place(output: Path, protected: Sequence[Path]) -> Path:
         if place == folder or place in folder.parents or folder in place.parents:
             _refuse(
                 "output-protected",
-                "the output overlaps a folder that is only read",
-                expected=f"a path apart from {folder}",
+                "the output overlaps a folder that is an input",
+                expected=f"a path outside {folder}",
                 found=str(place),
                 hint="choose a folder beside it",
             )
@@ -51,7 +51,7 @@ def check_place(output: Path, protected: Sequence[Path]) -> Path:
 def replaceable(
     place: Path, *, overwrite: bool, owned: Callable[[Path], bool]
 ) -> os.stat_result | None:
-    """What is at ``place`` and may be replaced; None where there is nothing.
+    """What is at ``place`` and may be replaced; None if there is nothing.
 
     Raises ``OutputError``: ``output-not-a-folder``, ``output-exists``, ``output-protected``,
     ``output-not-ours``.
@@ -63,14 +63,14 @@ def replaceable(
     if not stat.S_ISDIR(status.st_mode):
         _refuse(
             "output-not-a-folder",
-            "a file or link is in the place of the output, and is never replaced",
+            "a file or link is at the output path, and is never replaced",
             found=str(place),
             hint="choose another output",
         )
     if not overwrite:
         _refuse(
             "output-exists",
-            "the output exists",
+            "the output already exists",
             found=str(place),
             hint="choose another output, or use --overwrite",
         )
@@ -84,7 +84,7 @@ def replaceable(
     if any(place.iterdir()) and not owned(place):
         _refuse(
             "output-not-ours",
-            "the output was not made by dspark-convert, or was changed since",
+            "the output was not made by dspark-convert, or has been changed since",
             found=str(place),
             hint="choose another output, or remove the folder yourself",
         )
@@ -98,7 +98,7 @@ def check_space(place: Path, needed_bytes: int) -> None:
 
 
 def disk_full(folder: Path, needed_bytes: int) -> OutputError:
-    """The refusal, with the free space of this moment."""
+    """The refusal, with the space that is free at this moment."""
     return OutputError(
         Finding(
             code="disk-full",
@@ -112,11 +112,11 @@ def disk_full(folder: Path, needed_bytes: int) -> OutputError:
 
 @contextmanager
 def os_errors_refused(output: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn errors of writing inside the block into ``disk-full`` or ``output-not-writable``."""
+    """Turn write errors inside the block into ``disk-full`` or ``output-not-writable``."""
     try:
         yield
     except BrokenPipeError:
-        raise  # the reader of our own output went away; the disk is not to blame
+        raise  # whoever reads our own output went away; the disk is not to blame
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(output.parent, needed_bytes) from error
@@ -124,7 +124,7 @@ def os_errors_refused(output: Path, needed_bytes: int) -> Iterator[None]:
             code="output-not-writable",
             message=f"writing the output failed: {error.strerror}",
             found=error.filename and str(error.filename),
-            hint="check permissions, limits and health of the disk that holds the output",
+            hint="check the permissions, limits and health of the disk that holds the output",
         )
         raise OutputError(finding) from error
 
@@ -137,7 +137,7 @@ def _real_place(output: Path) -> Path:
 
 
 def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # which, unlike Path.resolve, bears loops of links
+    return Path(os.path.realpath(path))  # which, unlike Path.resolve, tolerates loops of links
 
 
 def _refuse(

@@ -1,4 +1,4 @@
-"""Which weight files make up a checkpoint, and whether index and files tell the same story."""
+"""Which weight files make up a checkpoint, and whether index and files agree."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _INCOMPLETE = "download or copy the checkpoint again, complete"
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """``weight_map``: tensor name to the bare name of its file; ``total_size`` as it was found."""
+    """``weight_map``: tensor name to the bare name of its file; ``total_size`` as found."""
 
     weight_map: Mapping[str, str]
     total_size: object
 
 
 def read_index(folder: Path, findings: Findings) -> ShardIndex | None:
-    """The index of ``folder``; None, and an error in ``findings``, where it makes no sense."""
+    """The index of ``folder``; None, and an error in ``findings``, if it makes no sense."""
     try:
         document = read_json(folder / INDEX_FILE, limit=_MAX_INDEX_BYTES)
     except CheckpointError as error:
@@ -76,7 +76,7 @@ def indexed_weight_names(
         )
     for name in sorted(wanted - present):
         findings.error(
-            "shard-missing", "the index names an absent file", file=name, hint=_INCOMPLETE
+            "shard-missing", "the index names a missing file", file=name, hint=_INCOMPLETE
         )
     _report_strays(present - wanted - {SINGLE_FILE}, findings)
     return tuple(sorted(wanted & present))
@@ -127,7 +127,7 @@ def _report_strays(names: Iterable[str], findings: Findings) -> None:
     for name in sorted(names):
         findings.error(
             "shard-stray",
-            "a weight file belongs to no part of the checkpoint; some loaders would read it",
+            "a weight file is not part of the checkpoint, but some loaders would read it",
             file=name,
             hint="move it out of the folder, or repair the index",
         )
@@ -184,7 +184,7 @@ def _check_index(headers: Mapping[str, Header], index: ShardIndex, findings: Fin
     if index.total_size is not None and index.total_size != data_bytes:
         findings.note(
             "index-total-size",
-            "the index states another size than the tensors have; no loader reads it",
+            "the index states a size that the tensors do not have; no loader reads it",
             file=INDEX_FILE,
             key="metadata.total_size",
             expected=data_bytes,

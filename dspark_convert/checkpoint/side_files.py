@@ -11,7 +11,7 @@ from dspark_convert.checkpoint.shards import INDEX_FILE
 
 MAX_SIDE_FILE_BYTES = 32 << 20
 
-_DOCUMENTS = ("README", "LICENSE", "LICENCE", "NOTICE")  # beginnings, in any case
+_DOCUMENTS = ("README", "LICENSE", "LICENCE", "NOTICE")  # prefixes, in upper or lower case
 _NAMES = frozenset(
     {
         "added_tokens.json",
@@ -50,8 +50,8 @@ class SideFile:
 def side_files(folder: Path) -> tuple[SideFile, ...]:
     """Everything in ``folder`` but config, index and safetensors files, sorted by name.
 
-    Carried are README*, LICENSE*, NOTICE*, the files of a tokenizer, chat template and generation
-    config: regular, at most 32 MiB, and inside the folder or the blob store of its Hub cache.
+    README*, LICENSE*, NOTICE*, tokenizer files, chat template and generation config are carried if
+    they are regular files of at most 32 MiB, inside the folder or the blob store of its Hub cache.
     """
     roots = _trusted_roots(folder)
     return tuple(

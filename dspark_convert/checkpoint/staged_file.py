@@ -1,8 +1,8 @@
 """An output file that appears whole or not at all; the sibling of ``staging``, which makes folders.
 
-While it is built it lies beside the output as ``.NAME.dspark-tmp-1a2b3c4d``, held with flock. The
-name is drawn anew for each run and the file is created, never opened: nothing that somebody planted
-under a name that could be foreseen is written to. What a killed run left, nobody holds; the next
+While it is built, it lies beside the output as ``.NAME.dspark-tmp-1a2b3c4d``, held with flock. The
+name is random for each run and the file is created, never opened, so nothing that somebody planted
+under a predictable name is ever written to. Nobody holds what a killed run left behind; the next
 run to the same output removes it.
 """
 
@@ -51,7 +51,7 @@ def staged_file(
         alone: refuse to work while another run writes the same output.
 
     Raises:
-        OutputError: ``output-busy``, with ``alone``. Errors of writing stay ``OSError``.
+        OutputError: ``output-busy``, with ``alone``. Write errors stay ``OSError``.
     """
     with SignalGuard() as guard:
         if _remove_orphans(place) and alone:
@@ -85,14 +85,14 @@ def _create(place: Path) -> StagedFile:
 
 
 def _is_ours(staged: StagedFile) -> bool:
-    """Lock the file; False when another run took it for an orphan before it was locked."""
+    """Lock the file; False if another run took it for an orphan before it was locked."""
     try:
         fcntl.flock(staged.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(staged.path.lstat(), os.fstat(staged.descriptor))
     except (BlockingIOError, FileNotFoundError):
         return False
     except OSError:
-        return True  # where the filesystem has no locks, orphans stay
+        return True  # on a filesystem without locks, orphans stay
 
 
 def _prefix(place: Path) -> str:
@@ -100,7 +100,7 @@ def _prefix(place: Path) -> str:
 
 
 def _remove_orphans(place: Path) -> bool:
-    """Remove what killed runs left; whether another run is at work on ``place``."""
+    """Remove what killed runs left; return whether another run is working on ``place``."""
     pattern = re.compile(re.escape(_prefix(place)) + "[0-9a-f]{8}")
     held = [
         not _removed_if_orphan(path)
@@ -111,7 +111,7 @@ def _remove_orphans(place: Path) -> bool:
 
 
 def _removed_if_orphan(path: Path) -> bool:
-    """Whether ``path`` is out of the way: removed, or nothing that a run of ours works on."""
+    """Whether ``path`` is out of the way: removed, or nothing that one of our runs works on."""
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():

@@ -1,16 +1,16 @@
 """An output folder that appears whole or not at all.
 
-Beside the output lies, while it is built, a workplace that only this module makes:
+While the output is built, a workplace that only this module makes lies beside it:
 
     .NAME.dspark-tmp-1a2b3c4d/
         lock    held with flock by the process that works here
         new     what will become the output
         old     the output that is being replaced, during the swap
 
-The kernel drops the lock when its holder dies, however that happens; so a workplace whose lock can
-be taken is an orphan. (A record of process ids would be wrong across containers and reused ids.)
-The next run to the same output removes orphans, and first puts back an output that a killed process
-had moved aside. Where the filesystem has no locks, orphans stay: too many is better than too few.
+The kernel drops the lock when its holder dies, however that happens, so a workplace whose lock can
+be taken is an orphan. (Process ids would mislead across containers and when ids are reused.) The
+next run to the same output removes orphans, and first puts back an output that a killed process had
+moved aside. On a filesystem without locks orphans stay: better too many than too few.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def staged_folder(
     Raises ``OutputError``: ``output-parent-missing``, ``output-protected``, ``output-exists``,
     ``output-not-a-folder``, ``output-not-ours``, ``output-not-writable``, ``output-changed``,
     ``output-unrecovered``, ``disk-full``. In the main thread SIGINT raises ``KeyboardInterrupt``
-    in the block, SIGTERM and SIGHUP `Interrupted`; one that comes during the swap waits for its
-    end.
+    in the block, SIGTERM and SIGHUP raise `Interrupted`; a signal that arrives during the swap
+    waits until it is done.
     """
     with SignalGuard() as guard, os_errors_refused(output, needed_bytes):
         place = check_place(output, protected)
@@ -83,7 +83,7 @@ def staged_folder(
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A workplace; ``lock`` is the descriptor that holds its lock, None on a lockless disk."""
+    """A workplace; ``lock`` is the descriptor that holds its lock; None on a disk without locks."""
 
     folder: Path
     lock: int | None
@@ -122,7 +122,7 @@ def _create_stage(output: Path) -> _Stage:
 
 
 def _take_lock(folder: Path) -> int:
-    """The descriptor of the lock, held; ``BlockingIOError`` when another process holds it."""
+    """The descriptor of the held lock; ``BlockingIOError`` if another process holds it."""
     path = folder / "lock"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -160,7 +160,7 @@ def _remove_if_orphan(folder: Path, output: Path) -> None:
 
 
 def _restore(stage: _Stage, output: Path) -> None:
-    """Put the former output back where nothing has taken its place."""
+    """Put the former output back if nothing has taken its place."""
     try:
         stage.old.rename(output)  # fails on everything but an empty folder
     except OSError as error:
@@ -175,7 +175,7 @@ def _restore(stage: _Stage, output: Path) -> None:
 
 
 def _swap(stage: _Stage, output: Path, former: os.stat_result | None) -> None:
-    """Rename ``new`` to the output, and back out if something else is there by now."""
+    """Rename ``new`` to the output; back out if something else is there by now."""
     if former is None:
         _move_in(stage, output)
     else:
@@ -209,7 +209,7 @@ def _changed(output: Path) -> OutputError:
             code="output-changed",
             message="something else wrote to the output path during the run",
             found=str(output),
-            hint="see what it is, then run again",
+            hint="find out what it is, then run again",
         )
     )
 

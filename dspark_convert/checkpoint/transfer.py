@@ -22,11 +22,11 @@ def copy_range(
     *,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Copy ``length`` bytes between two open files; ``on_bytes`` hears of every piece.
+    """Copy ``length`` bytes between two open files; ``on_bytes`` is called with each piece's size.
 
     The kernel copies where it can (some filesystems then share the blocks), a buffer otherwise.
     Raises ``CheckpointError``: ``file-changed`` when the source ends early, ``file-unreadable``.
-    Errors of writing stay ``OSError``.
+    Write errors stay ``OSError``.
     """
     copied = _copy_in_kernel(source, offset, length, target, target_offset, on_bytes)
     while copied < length:
@@ -39,7 +39,7 @@ def copy_range(
 def ranges_equal(
     first: int, first_offset: int, second: int, second_offset: int, length: int, *, whole: bool
 ) -> bool:
-    """Whether two ranges of two open files hold the same bytes; a file that ends early differs.
+    """Whether two ranges of two open files hold the same bytes; False if a file ends early.
 
     Without ``whole`` only the first and the last 4 KiB are looked at.
     """
@@ -112,7 +112,7 @@ def read_some(source: int, offset: int, length: int) -> bytes:
                 message="a source file became shorter while it was in use",
                 expected=f"{length} bytes at offset {offset}",
                 found="the end of the file",
-                hint="run again when nothing writes to the checkpoint",
+                hint="run again when nothing else writes to the checkpoint",
             )
         )
     return data

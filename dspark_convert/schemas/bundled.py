@@ -1,4 +1,4 @@
-"""A draft that lives inside its DeepSeek-V4 target: the config keys it needs, and what is said."""
+"""A draft inside its DeepSeek-V4 target: the config keys it needs, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_EXPERTS = 65_536
 
 
 class BundledConfig(SourceDocument):
-    """The target's ``config.json``, as far as the draft inside it goes (FORMATS, section 6.1)."""
+    """The keys of the target's ``config.json`` that concern the draft inside it."""
 
     hidden_size: int = Field(gt=0)
     vocab_size: int = Field(gt=0)

@@ -40,7 +40,7 @@ PUBLISHED: Mapping[str, tuple[type[BaseModel], int]] = {
     "trace-header": (TraceHeader, 1),
     "verify-report": (VerifyReport, 1),
 }
-"""Name of each schema, its model, and its version (raised when a document stops validating)."""
+"""Name of each schema, its model, and its version (raised when old documents stop validating)."""
 
 
 def schema_of(name: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def schema_text(name: str) -> str:
 
 
 def schema_file(folder: Path, name: str) -> Path:
-    """Where the schema of a document lies."""
+    """The file that holds the schema of a document."""
     return folder / f"{name}.schema.json"
 
 

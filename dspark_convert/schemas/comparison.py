@@ -40,7 +40,7 @@ class LengthChange(OwnDocument):
 
 
 class PositionChange(OwnDocument):
-    """Acceptance of one position, given that those before it were accepted."""
+    """Acceptance at one position, given that those before it were accepted."""
 
     position: PositiveInt
     base: float | None

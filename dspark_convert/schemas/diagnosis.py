@@ -35,19 +35,19 @@ StaticId = Literal["d2t-zero", "other-target", "untrained-head"]
 class HypothesisResult(OwnDocument):
     """One reading of the draft.
 
-    Differences are this reading less ``as-declared`` on the same anchors; intervals are over texts,
-    those of differences widened for their number as Student's are.
+    Differences are this reading minus ``as-declared`` on the same anchors. Intervals are over
+    texts; those of differences are widened, as Student's are, for the number of texts.
     """
 
     id: ReadingId | StaticId
     status: Literal["declared", "cause", "hint", "rejected", "not-applicable"] = Field(
         description="cause: meets the rule of `decision` on all anchors; hint: only its 95 % "
-        "interval does, or a sample was all that it was judged on"
+        "interval does, or it was judged only on a sample"
     )
     reason: str
     anchors: NonNegativeInt | None = Field(
         default=None,
-        description="that all numbers here are about: those of the diagnosis, or a sample that was "
+        description="anchors behind all numbers here: those of the diagnosis, or a sample that was "
         "enough to rule the reading out or to prefer another; null: not evaluated",
     )
     accepted_length: float | None = Field(
@@ -61,7 +61,7 @@ class HypothesisResult(OwnDocument):
         "stored most likely tokens; null: none are stored",
     )
     overlap_at_most: float | None = Field(
-        default=None, description="the same, were the tokens that are not stored shared too"
+        default=None, description="the same, if the tokens that are not stored were shared too"
     )
     difference: float | None = Field(default=None, description="of `overlap`")
     difference_interval95: Interval | None = None
@@ -90,7 +90,7 @@ class DecisionRule(OwnDocument):
     level: float = Field(description="of one decision interval: 1 - error / comparisons")
     min_overlap_gain: float
     min_accepted_tokens_gain: float
-    min_texts: PositiveInt = Field(description="with fewer, nothing but static causes is named")
+    min_texts: PositiveInt = Field(description="with fewer texts, only static causes are named")
 
 
 class Diagnosis(OwnDocument):
@@ -111,14 +111,15 @@ class Diagnosis(OwnDocument):
     )
     overlap_temperature: float | None = Field(description="null: no overlap can be computed")
     engine: Literal["plain", "fast"] | None = Field(
-        default=None, description="what replayed; null: nothing did, or an older diagnosis"
+        default=None,
+        description="what replayed the texts; null: nothing did, or an older diagnosis",
     )
     engine_reason: str | None = Field(
-        default=None, description="why it was the plain one, where the choice was left open"
+        default=None, description="why the plain one ran, if the choice was left open"
     )
     seed: int = Field(description="of the bootstrap over texts")
     decision: DecisionRule
     hypotheses: tuple[HypothesisResult, ...] = Field(
         description="the best reading first, then causes, hints and the rest by their gain"
     )
-    findings: tuple[Finding, ...] = Field(description="what reading the draft noted")
+    findings: tuple[Finding, ...] = Field(description="notes and warnings from reading the draft")

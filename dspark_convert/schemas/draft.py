@@ -13,7 +13,7 @@ MarkovHeadType = Literal["vanilla", "gated", "rnn"]
 LayerType = Literal["full_attention", "sliding_attention"]
 
 MAX_LAYERS = 1024
-"""More than any decoder has; a config with more is wrong, and would cost memory for each."""
+"""More than any decoder has; a config with more is wrong, and each layer would cost memory."""
 
 
 MAX_BLOCK_SIZE = 4096
@@ -24,7 +24,7 @@ MAX_VOCABULARY = 2**24
 
 
 class Layout(str, Enum):
-    """What the slots of a block predict (FORMATS: "anchor-first" and "1+N").
+    """What the slots of a block predict: "anchor-first" or "1+N".
 
     ``anchor_first``: every slot is sampled, slot k predicts position anchor + k + 1.
     ``bonus_anchor``: slot 0 is the anchor and is not sampled, slot k predicts anchor + k.
@@ -35,10 +35,10 @@ class Layout(str, Enum):
 
 
 class DraftConfig(OwnDocument):
-    """A draft model with a Qwen3-style decoder, free of the spelling of any format.
+    """A draft model with a Qwen3-style decoder, independent of the spelling of any format.
 
     Every field is decided: nothing here means "absent, so some default". ``target_layer_ids`` count
-    decoder layers of the target (-1 is the embedding output), whatever the source counted.
+    the target's decoder layers (-1 is the embedding output), whatever the source counted.
     """
 
     hidden_size: PositiveInt

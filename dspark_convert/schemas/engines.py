@@ -1,4 +1,4 @@
-"""What ``engines`` reports: what each engine will really do with one checkpoint."""
+"""What ``engines`` reports: what each engine really does with one checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EngineReport(OwnDocument):
         description="when started with `launch`; silent: it runs, and drafts worse than it should"
     )
     launch: tuple[str, ...] = Field(
-        description="shell commands, TARGET standing for the target model; none where it refuses"
+        description="shell commands, with TARGET for the target model; none if the engine refuses"
     )
     notes: tuple[EngineNote, ...] = Field(description="every claim that holds, gravest first")
 

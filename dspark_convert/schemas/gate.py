@@ -17,7 +17,9 @@ class Baseline(OwnDocument):
     """An earlier report, and how far below its accepted length a draft may fall."""
 
     report: FileName
-    max_drop: NonNegativeFloat | None = Field(default=None, description="committed tokens a round")
+    max_drop: NonNegativeFloat | None = Field(
+        default=None, description="committed tokens per round"
+    )
     max_drop_standard_errors: NonNegativeFloat | None = Field(
         default=None, description="of the difference, paired by prompt"
     )
@@ -39,7 +41,7 @@ class Limits(OwnDocument):
         default=None, description="entry k-1: token k, given that the k-1 before it were accepted"
     )
     required_checks: tuple[CheckId, ...] | None = Field(
-        default=None, description="these must pass; skipped is a failure"
+        default=None, description="these must pass; skipped counts as failed"
     )
     baseline: Baseline | None = None
 

@@ -1,4 +1,4 @@
-"""What a gate, or a comparison with a baseline, came to: one entry for each rule."""
+"""The outcome of a gate or of a comparison with a baseline: one entry for each rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RuleResult(OwnDocument):
 
 
 class GateOutcome(OwnDocument):
-    """A gate in full. Its thresholds of acceptance are judged by the acceptance check itself."""
+    """A gate in full. Its acceptance thresholds are judged by the acceptance check itself."""
 
     file: str
     prompt_set: str | None
@@ -31,7 +31,7 @@ class GateOutcome(OwnDocument):
 
 
 def worst(verdicts: Iterable[RuleVerdict]) -> RuleVerdict:
-    """Fail over inconclusive over pass; pass when there is nothing to judge."""
+    """The worst verdict: fail, then inconclusive, then pass; pass if there is nothing to judge."""
     found = set(verdicts)
     if "fail" in found:
         return "fail"

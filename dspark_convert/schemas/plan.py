@@ -27,7 +27,7 @@ class SourceFile(OwnDocument):
 
 
 class SourceIdentity(OwnDocument):
-    """What was converted; a repository is known when the folder is a Hub snapshot."""
+    """What was converted; the repository is known if the folder is a Hub snapshot."""
 
     name: str = Field(description="folder name, or org/name of the repository")
     revision: str | None = Field(description="commit of the repository, when known")
@@ -73,17 +73,17 @@ class EngineNote(OwnDocument):
     verdict: Literal["loads", "refuses", "silent"] = Field(
         description="silent: loads, but drafts worse than it should"
     )
-    code: str = Field(description="what kind of fault; stable")
+    code: str = Field(description="the kind of fault; stable")
     reason: str
-    evidence: str = Field(description="source file of the engine, or how it was found out")
+    evidence: str = Field(description="source file of the engine, or how this was established")
     way_out: str | None = Field(default=None, description="what to do about it")
     avoided_by_launch: bool = Field(
-        default=False, description="the launch line that `engines` prints takes the fault away"
+        default=False, description="the launch line that `engines` prints avoids the fault"
     )
 
 
 class EarlierConversion(OwnDocument):
-    """A conversion that the source is the result of: what is needed to undo it."""
+    """A conversion that produced the source: what is needed to undo it."""
 
     source: SourceIdentity
     dialect: str
@@ -102,7 +102,7 @@ class ConversionPlan(OwnDocument):
     dialect: str
     output_dialect: str = Field(default="dense", description="dense or speculators")
     evidence: tuple[str, ...] = Field(description="why the source was taken for that dialect")
-    target: SourceIdentity | None = Field(description="where absent tensors come from")
+    target: SourceIdentity | None = Field(description="where missing tensors come from")
     draft: DraftConfig
     layout_evidence: str
     num_speculative_tokens: int
@@ -115,7 +115,7 @@ class ConversionPlan(OwnDocument):
     )
     config: dict[str, Any] = Field(description="config.json of the result")
     source_config: dict[str, Any] = Field(
-        description="source keys that the result does not repeat as they were, for the way back"
+        description="source keys that the result does not repeat unchanged, for the way back"
     )
     tensors: tuple[TensorStep, ...]
     keys: tuple[KeyStep, ...]

@@ -21,5 +21,7 @@ class PushReport(OwnDocument):
     commit: str = Field(description="the commit that holds the files")
     private: bool | None = Field(description="of a repository made here; null: it existed")
     uploaded: tuple[str, ...] = Field(description="files that were added or changed")
-    deleted: tuple[str, ...] = Field(description="weight files of former content that were removed")
+    deleted: tuple[str, ...] = Field(
+        description="weight files with former content that were removed"
+    )
     unchanged: tuple[str, ...] = Field(description="files that were there already")

@@ -9,7 +9,7 @@ from dspark_convert.schemas.base import OwnDocument
 
 
 class Refusal(OwnDocument):
-    """Nothing was done; ``findings`` hold every reason."""
+    """Nothing was done; ``findings`` holds every reason."""
 
     schema_version: Literal[1] = 1
     verdict: Literal["refused"] = "refused"

@@ -23,7 +23,7 @@ CheckId = Literal[
 ]
 Interval = tuple[float, float]
 Count = NonNegativeInt | NonNegativeFloat
-"""A number of things that happened, or the expected number of them where a trace was replayed."""
+"""How often something happened, or is expected to happen if a trace was replayed."""
 
 
 class StructureNumbers(OwnDocument):
@@ -49,11 +49,13 @@ class ParityNumbers(OwnDocument):
     compared: tuple[str, ...] = Field(description="outputs that were compared bit by bit")
     different: tuple[str, ...]
     max_abs_difference: float | None = Field(description="null: the shapes differ")
-    stand_ins: tuple[str, ...] = Field(description="absent tensors that a seeded random one filled")
+    stand_ins: tuple[str, ...] = Field(
+        description="missing tensors that were filled with seeded random ones"
+    )
 
 
 class GreedyDifference(OwnDocument):
-    """Where speculative and plain greedy output part."""
+    """Where speculative and plain greedy output diverge."""
 
     prompt: str
     position: NonNegativeInt = Field(description="index of the first differing new token")
@@ -79,14 +81,14 @@ class LosslessSamplingNumbers(OwnDocument):
 
     temperature: float
     positions: NonNegativeInt = Field(description="positions with p and q")
-    max_law_error: float | None = Field(description="of the exact law of a committed token, fp64")
+    max_law_error: float | None = Field(
+        description="of the exact distribution of a committed token, in fp64"
+    )
     tokens: NonNegativeInt = Field(
         description="draws in the chi-square test: each verified token, its verdict, and the token "
         "after those of a round"
     )
-    impossible: NonNegativeInt = Field(
-        default=0, description="of these, draws that have no probability"
-    )
+    impossible: NonNegativeInt = Field(default=0, description="of these, draws of probability zero")
     chi_square: float | None
     degrees_of_freedom: PositiveInt
     p_value: float | None
@@ -101,7 +103,7 @@ class PromptRounds(OwnDocument):
 
 
 class PromptExpectation(OwnDocument):
-    """What decoding of one recorded text comes to on average."""
+    """What decoding one recorded text yields on average."""
 
     id: str
     rounds: NonNegativeFloat
@@ -109,7 +111,7 @@ class PromptExpectation(OwnDocument):
 
 
 class ThresholdLength(OwnDocument):
-    """The accepted length when proposals end before the first token of less confidence."""
+    """The accepted length if proposals end before the first token of lower confidence."""
 
     confidence_threshold: float
     accepted_length: float
@@ -163,7 +165,7 @@ class AcceptanceNumbers(OwnDocument):
 
 
 class AgreementNumbers(OwnDocument):
-    """Draft against target on texts that the target did not write, so without an accepted length.
+    """Draft against target on texts that the target did not write; there is no accepted length.
 
     N: speculative tokens of a round. Every position with a text after it is an anchor.
     """
@@ -201,10 +203,12 @@ class ReliabilityBin(OwnDocument):
 class ConfidenceNumbers(OwnDocument):
     """How far the confidence head can be believed."""
 
-    tokens: Count = Field(description="drafted tokens whose fate is known")
+    tokens: Count = Field(description="drafted tokens whose outcome is known")
     accepted: Count
     expected_calibration_error: float | None = Field(description="10 bins of equal width")
-    auc: float | None = Field(description="an accepted token ranks above a rejected one")
+    auc: float | None = Field(
+        description="probability that an accepted token ranks above a rejected one"
+    )
     auc_standard_error: float | None
     by_position: tuple[ConfidenceAtPosition, ...]
     reliability: tuple[ReliabilityBin, ...] = Field(
@@ -273,7 +277,7 @@ class VerifySettings(OwnDocument):
         default=None, description="what decoded or replayed; null: nothing did, or an older report"
     )
     engine_reason: str | None = Field(
-        default=None, description="why it was the plain one, where the choice was left open"
+        default=None, description="why the plain one ran, if the choice was left open"
     )
     dtype: str
     min_accepted_length: float | None
@@ -290,7 +294,7 @@ class ExampleRound(OwnDocument):
 
 
 class ExampleText(OwnDocument):
-    """The beginning of one output, marked up by who proposed what."""
+    """The beginning of one output, marked up to show which tokens the draft proposed."""
 
     id: str = Field(description="of the prompt")
     first: str = Field(description="of the token sampled from the prefill, part of no round")
@@ -301,21 +305,21 @@ SpanKind = Literal["first", "accepted", "rejected", "bonus"]
 
 
 class MarkedSpan(OwnDocument):
-    """Tokens of a text that came about in the same way."""
+    """Consecutive tokens of a text that arose in the same way."""
 
-    text: str = Field(description="token ids where no tokenizer is at hand")
+    text: str = Field(description="token ids if no tokenizer is at hand")
     kind: SpanKind = Field(
         description="first: sampled from the prefill; accepted: drafted and accepted; rejected: "
         "the target's own, in the place of a draft token that it rejected; bonus: the target's "
         "own after a whole proposal"
     )
     probability: float = Field(
-        ge=0, le=1.000001, description="that this kind is right, mean over tokens; 1 if decoded"
+        ge=0, le=1.000001, description="probability of this kind, mean over tokens; 1 if decoded"
     )
 
 
 class MarkedText(OwnDocument):
-    """One output in full, marked up by what became of the draft's tokens."""
+    """One output in full, marked up by what happened to the draft's tokens."""
 
     id: str
     accepted_length: float
@@ -323,7 +327,7 @@ class MarkedText(OwnDocument):
 
 
 class VerifyReport(OwnDocument):
-    """``dspark-verify check`` in full. Deterministic but for ``seconds``."""
+    """``dspark-verify check`` in full. Deterministic except for ``seconds``."""
 
     schema_version: Literal[1] = 1
     tool: Literal["dspark-verify"] = "dspark-verify"

@@ -1,7 +1,7 @@
 """The config documents that others write: flat (dense) and nested (speculators).
 
-Only types are judged here; what is required, what it means and whether two spellings agree is the
-business of ``dspark_convert.formats``. ``null`` and absent are the same in all of these files.
+Only types are validated here; what is required, what it means and whether two spellings agree is
+decided in ``dspark_convert.formats``. ``null`` and absent are the same in all of these files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DecoderKeys(SourceDocument):
 
 
 class LayerIdKeys(SourceDocument):
-    """The layers that a draft listens to, in every spelling that is read."""
+    """The target layers that a draft reads, in every spelling that we accept."""
 
     target_layer_ids: list[int] | None = Field(
         default=None, description="feature after this decoder layer; -1: the embedding"

@@ -10,7 +10,7 @@ from dspark_convert.schemas.base import OwnDocument
 from dspark_convert.schemas.draft import MAX_LAYERS
 
 MAX_SEQUENCES = 50_000
-"""Of one file: with more, no safetensors loader would read its header."""
+"""The most texts in one file: with more, no safetensors loader would read its header."""
 
 FeatureDtype = Literal["float32", "float16", "bfloat16"]
 TextOrigin = Literal["target", "given"]
@@ -23,7 +23,9 @@ class TraceTarget(OwnDocument):
     name: str
     config_sha256: str = Field(description="of the bytes of config.json")
     revision: str | None = Field(description="commit of the Hub cache folder; null: not known")
-    tokenizer_sha256: str | None = Field(description="of the bytes of tokenizer.json; null: none")
+    tokenizer_sha256: str | None = Field(
+        description="of the bytes of tokenizer.json; null: there is none"
+    )
     hidden_size: PositiveInt
     vocab_size: PositiveInt = Field(description="rows of the output head")
     num_hidden_layers: PositiveInt
@@ -53,11 +55,11 @@ class TraceSequenceEntry(OwnDocument):
 
 
 class TraceHeader(OwnDocument):
-    """A trace but for its tensors.
+    """A trace without its tensors.
 
     Positions count from the first prompt token. Anchors run over ``max_new_tokens`` positions from
-    the first generated token on; the text goes on for ``extra_tokens`` (N + 1) more, so that the
-    last round is whole, unless a stop token ends it.
+    the first generated token on; the text goes on for ``extra_tokens`` (N + 1) more, unless a stop
+    token ends it, so that the last round is complete.
     """
 
     schema_version: Literal[1] = 1

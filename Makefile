@@ -13,10 +13,13 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 	&& { echo $$python; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format schemas docs broken benchmark setup clean
+.PHONY: help demo test test-slow test-all coverage lowest check format schemas docs broken \
+	benchmark setup clean
+
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.verify  ## convert a real speculators draft and verify the result against its target
 	$(BIN)/dspark-convert inspect $(DRAFT)
@@ -26,15 +29,37 @@ demo: $(VENV)/.verify  ## convert a real speculators draft and verify the result
 		--prompts $(TINY)/prompts.jsonl --max-new-tokens 32 --dtype float32 --min-accepted-length 2
 
 test: $(VENV)/.dev  ## run the tests
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
-check: $(VENV)/.dev  ## lint, formatting, types, published schemas, generated pages
+test-slow: $(VENV)/.dev  ## run the tests that `make test` leaves out: more cases of the same subjects
+	$(PYTEST) -m 'slow and not gpu'
+
+test-all: test test-slow  ## run all tests, but for those that need a GPU
+
+coverage: $(VENV)/.dev  ## run the tests, and fail when they cover less of the package than they did
+	$(PYTEST) --cov
+
+# Old releases warn of newer ones beside them; only what they do is tested.
+lowest: build/lowest/.done  ## run the tests with the lowest supported releases (best with Python 3.10)
+	build/lowest/bin/python -m pytest -n auto --dist loadfile -W default \
+		-m 'not current and not gpu and not slow'
+
+build/lowest/.done: pyproject.toml .ci/lowest.txt
+	rm -rf build/lowest
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --upgrade pip
+	build/lowest/bin/python -m pip install --quiet --constraint .ci/lowest.txt --editable '.[dev,verify]'
+	@touch $@
+
+check: $(VENV)/.dev  ## lint, formatting, types, published schemas, generated pages, version and changelog
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy -p fixtures.broken -p benchmarks
+	$(BIN)/mypy --strict .ci/release.py
 	$(BIN)/dspark-convert schema --check schemas/
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python .ci/release.py
 
 format: $(VENV)/.dev  ## format the code, sort the imports
 	$(BIN)/ruff check --fix .

@@ -5,16 +5,18 @@ Shapes: T tokens of a text, P of its prompt, K largest probabilities, L layers, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
 
 from dspark_convert.checkpoint.header import TensorEntry, read_header
 from dspark_convert.checkpoint.jsonfile import parse_json
-from dspark_convert.errors import Finding, Findings, TraceError
+from dspark_convert.errors import CheckpointError, Finding, Findings, TraceError
 from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD
 from dspark_convert.schemas.trace import FeatureDtype, TraceHeader, TraceSequenceEntry
 
@@ -38,11 +40,28 @@ class TraceFile:
 
     path: Path
     header: TraceHeader
+    stamp: tuple[int, ...]
+    """Which file it was: device, inode, size, and time of the last change in nanoseconds."""
+
+    @contextmanager
+    def mapped(self) -> Iterator[Any]:
+        """The safetensors library's view of the file that was opened.
+
+        Raises ``CheckpointError`` (``file-changed``) when another file has taken its place.
+        """
+        try:
+            with safe_open(self.path, framework="pt") as stored:
+                if _stamp(self.path) != self.stamp:
+                    raise _changed(self.path)
+                yield stored
+        except (OSError, SafetensorError) as error:
+            raise _changed(self.path) from error
 
 
 def open_trace_file(path: Path) -> TraceFile:
     """Read the header of one file and check it; see ``trace.open_trace`` for what it raises."""
     stored = read_header(path)
+    stamp = _stamp(path)
     if METADATA_KEY not in stored.metadata:
         raise trace_error(
             "trace-foreign",
@@ -53,7 +72,23 @@ def open_trace_file(path: Path) -> TraceFile:
         )
     header = _parse_header(stored.metadata[METADATA_KEY], path.name)
     _check_inventory(header, stored.entries, path.name)
-    return TraceFile(path, header)
+    return TraceFile(path, header, stamp)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _changed(path: Path) -> CheckpointError:
+    return CheckpointError(
+        Finding(
+            code="file-changed",
+            message="the trace was replaced or changed while it was in use",
+            file=path.name,
+            hint="run again when nothing writes to it",
+        )
+    )
 
 
 def sequence_prefix(index: int) -> str:
@@ -88,12 +123,14 @@ def trace_error(code: str, message: str, **where: Any) -> TraceError:
     return TraceError(Finding(code=code, message=message, **where))
 
 
-def not_finite(what: str, sequence_id: str) -> TraceError:
-    """The refusal of a target that overflowed."""
+def not_finite(
+    what: str, sequence_id: str, hint: str = "run the target in bfloat16 or float32"
+) -> TraceError:
+    """The refusal of a target that overflowed, or of a trace that holds what no target says."""
     return trace_error(
         "trace-not-finite",
         f"the target's {what} of sequence {sequence_id} hold NaN or infinity",
-        hint="run the target in bfloat16 or float32",
+        hint=hint,
     )
 
 

@@ -10,12 +10,11 @@ Shapes: T tokens of a text, P of its prompt, K largest probabilities, L layers, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from dspark_convert.errors import Findings, TraceError
@@ -23,9 +22,11 @@ from dspark_convert.formats.target import TargetWeights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.trace import TraceSequenceEntry
+from dspark_convert.traces.consistency import check_consistency
 from dspark_convert.traces.file import (
     RECORD_AGAIN,
     TraceFile,
+    not_finite,
     open_trace_file,
     sequence_prefix,
     sequence_tensors,
@@ -40,6 +41,9 @@ __all__ = [
     "require_layers",
     "require_target",
 ]
+
+
+_NUMBERS = ("log_probs", "top_ids", "top_log_probs", "tail_mass", "argmax_ids", "top2_gap")
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class TraceSequence:
     """int64 [T - P]."""
     top2_gap: Tensor | None = None
     """fp32 [T - P]: between the two largest raw logits."""
+    finite_layers: set[int] = field(default_factory=set, init=False, compare=False, repr=False)
+    """Layers whose features were found to be finite."""
 
     @property
     def entry(self) -> TraceSequenceEntry:
@@ -79,13 +85,25 @@ class TraceSequence:
             id=self.id, num_tokens=len(self.token_ids), first_generated=self.first_generated
         )
 
+    @property
+    def numbers(self) -> dict[str, Tensor | None]:
+        """All that the target said of its tokens, by the name of the tensor."""
+        return {name: getattr(self, name) for name in _NUMBERS}
+
     def features_of(self, layer_ids: Sequence[int]) -> list[Tensor]:
         """Features [T, H] of each layer, in the order asked for; views, not copies.
 
-        Raises ``TraceError`` (``trace-layers-missing``).
+        Raises ``TraceError``: ``trace-layers-missing``; ``trace-not-finite`` for a layer that holds
+        NaN or infinity, which a draft must not be blamed for.
         """
         _require_recorded(self.layer_ids, layer_ids)
-        return [self.features[:, self.layer_ids.index(layer_id)] for layer_id in layer_ids]
+        views = {each: self.features[:, self.layer_ids.index(each)] for each in layer_ids}
+        for layer_id, view in views.items():
+            if layer_id not in self.finite_layers:
+                if not all(bool(bound.isfinite()) for bound in torch.aminmax(view)):
+                    raise not_finite(f"hidden states of layer {layer_id}", self.id, RECORD_AGAIN)
+                self.finite_layers.add(layer_id)
+        return [views[layer_id] for layer_id in layer_ids]
 
 
 class Trace:
@@ -117,14 +135,16 @@ class Trace:
     def __getitem__(self, index: int) -> TraceSequence:
         """Read one sequence; its tensors are views of the mapped file.
 
-        Raises ``TraceError``: ``trace-token-unknown``, ``trace-text-incomplete``,
-        ``trace-probability-invalid``.
+        Raises:
+            TraceError: ``trace-token-unknown``, ``trace-text-incomplete``,
+                ``trace-probability-invalid``, ``trace-inconsistent``.
+            CheckpointError: ``file-changed``.
         """
         file, number = self._places[index]
         entry = file.header.sequences[number]
         names = sequence_tensors(file.header, entry)
         prefix = sequence_prefix(number)
-        with safe_open(file.path, framework="pt") as stored:
+        with file.mapped() as stored:
             tensors = {name: stored.get_tensor(prefix + name) for name in names}
         sequence = TraceSequence(
             id=entry.id,
@@ -151,7 +171,7 @@ class Trace:
     def _borrowed(self, flag: Literal["has_embedding", "has_lm_head"], name: str) -> Tensor | None:
         for file in self.files:
             if getattr(file.header, flag):
-                with safe_open(file.path, framework="pt") as stored:
+                with file.mapped() as stored:
                     tensor: Tensor = stored.get_tensor(name)
                 return tensor
         return None
@@ -229,7 +249,6 @@ def _files_of(path: Path) -> list[Path]:
 def _check_values(sequence: TraceSequence, file: TraceFile, prefix: str) -> None:
     """Ids index tables, so they must be in range; a sampled text must be whole."""
     header, where = file.header, file.path.name
-    _check_probabilities(sequence, where, prefix)
     for name in ("token_ids", "argmax_ids", "top_ids"):
         ids: Tensor | None = getattr(sequence, name)
         if ids is None:
@@ -258,6 +277,8 @@ def _check_values(sequence: TraceSequence, file: TraceFile, prefix: str) -> None
             found=str(length),
             hint=RECORD_AGAIN,
         )
+    emitted = sequence.token_ids[sequence.first_generated :]
+    check_consistency(sequence.numbers, emitted, header, where, prefix)
 
 
 def _require_one_run(first: TraceFile, other: TraceFile) -> None:
@@ -285,21 +306,4 @@ def _require_recorded(recorded: Sequence[int], wanted: Sequence[int]) -> None:
             expected=f"layers {sorted(set(wanted))}",
             found=f"layers {sorted(recorded)}; missing {missing}",
             hint="record again with --for this draft, or with --layers all",
-        )
-
-
-def _check_probabilities(sequence: TraceSequence, where: str, prefix: str) -> None:
-    """Logarithms are at most 0, masses at most 1, but for rounding; nothing is NaN."""
-    for name, most in (("log_probs", 0.0), ("top_log_probs", 0.0), ("tail_mass", 1.0)):
-        values: Tensor | None = getattr(sequence, name)
-        if values is None or bool((values <= most + 1e-3).all()):
-            continue
-        raise trace_error(
-            "trace-probability-invalid",
-            "a stored probability cannot be one",
-            file=where,
-            tensor=prefix + name,
-            expected=f"at most {most:g}",
-            found="NaN" if values.isnan().any() else f"{float(values.max()):g}",
-            hint=RECORD_AGAIN,
         )

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from dspark_convert.runtime import SamplingOptions
+from dspark_convert.runtime.sampling import SamplingOptions, compute_probabilities
 from dspark_convert.schemas.trace import TraceHeader, TraceSequenceEntry
-from dspark_convert.traces.generate import TextSettings
+from dspark_convert.traces.generate import TextSettings, describe_tokens
 from dspark_convert.traces.record import RecordOptions
 from dspark_convert.traces.trace import TraceSequence
 from dspark_convert.traces.writer import staged_trace
@@ -67,34 +67,33 @@ def make_header(**changes: Any) -> TraceHeader:
 
 
 def make_sequence(header: TraceHeader, entry: TraceSequenceEntry, seed: int = 0) -> TraceSequence:
-    """Random tensors of the right shapes; a text that is shorter than the limit ends in a stop."""
+    """A text of a random law; one that is shorter than the limit ends in a stop token."""
     generator = torch.Generator().manual_seed(seed)
-    length, generated = entry.num_tokens, entry.num_tokens - entry.first_generated
-    largest, layers = header.top_log_probs, len(header.layer_ids)
-    vocab, hidden = header.target.vocab_size, header.target.hidden_size
-
-    def ids(*shape: int) -> torch.Tensor:
-        return torch.randint(0, vocab - 1, shape, generator=generator)
-
-    def floats(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    token_ids = ids(length)
-    if generated < header.max_new_tokens + header.extra_tokens and header.stop_token_ids:
-        token_ids[-1] = header.stop_token_ids[0]
-    dtype = getattr(torch, header.feature_dtype)
+    generated, vocab = entry.num_tokens - entry.first_generated, header.target.vocab_size
+    prompt = torch.randint(0, vocab - 1, (entry.first_generated,), generator=generator)
+    logits = 2 * torch.randn(generated, vocab, generator=generator)
+    if stops := header.stop_token_ids:
+        logits[:, stops[0]] = -torch.inf
+        if generated < header.max_new_tokens + header.extra_tokens:
+            logits[-1, stops[0]] = 30.0
+    sampling = SamplingOptions(**header.sampling.model_dump())
+    p = compute_probabilities(logits, sampling)
+    text = p.multinomial(1, generator=generator).squeeze(1)
+    settings = text_settings(sampling=sampling, top_log_probs=header.top_log_probs)
+    numbers = describe_tokens(logits, p, text, settings)
+    if not header.has_log_probs:
+        del numbers["log_probs"]
+    if not header.has_argmax:
+        del numbers["argmax_ids"], numbers["top2_gap"]
+    shape = (entry.num_tokens, len(header.layer_ids), header.target.hidden_size)
+    features = torch.randn(shape, generator=generator)
     return TraceSequence(
         id=entry.id,
-        token_ids=token_ids,
+        token_ids=torch.cat((prompt, text)),
         first_generated=entry.first_generated,
         layer_ids=header.layer_ids,
-        features=floats(length, layers, hidden).to(dtype),
-        log_probs=-floats(generated).abs() if header.has_log_probs else None,
-        top_ids=ids(generated, largest).int() if largest else None,
-        top_log_probs=-floats(generated, largest).abs() if largest else None,
-        tail_mass=floats(generated).sigmoid() if largest else None,
-        argmax_ids=ids(generated) if header.has_argmax else None,
-        top2_gap=floats(generated) if header.has_argmax else None,
+        features=features.to(getattr(torch, header.feature_dtype)),
+        **numbers,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,7 +229,7 @@ def test_values_that_cannot_be_are_refused(path: Path, name: str, value: float, 
 
 
 def test_a_sampled_text_must_be_whole_and_a_given_one_need_not(path: Path, tmp_path: Path) -> None:
-    write_trace(path, make_header())
+    write_trace(path, make_header(has_log_probs=False))
     rewrite(path, lambda tensors, header: tensors["seq.00001.token_ids"][-1:].fill_(1))
     trace = open_trace(path)
     trace[0]
@@ -331,3 +332,18 @@ def test_a_draft_must_fit_the_trace(path: Path) -> None:
         with pytest.raises(TraceError) as error:
             require_draft(trace, draft.model_copy(update=changes))
         assert codes(error) == {code}
+
+
+@pytest.mark.parametrize("how", ["replaced", "shortened", "gone"])
+def test_a_trace_that_changes_while_it_is_read_is_refused(path: Path, how: str) -> None:
+    write_trace(path, make_header())
+    trace = open_trace(path)
+    trace[0]
+    if how == "shortened":
+        os.truncate(path, path.stat().st_size - 8)
+    else:
+        path.unlink()
+    if how == "replaced":
+        write_trace(path, make_header(), seed=7)
+    with pytest.raises(CheckpointError, match="file-changed"):
+        trace[1]

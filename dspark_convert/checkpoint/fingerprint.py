@@ -1,30 +1,34 @@
-"""Which weights a checkpoint holds, as one digest by which two documents can be compared."""
+"""Which weights a checkpoint holds, as one digest that two documents can be compared by."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
-from dspark_convert.checkpoint.files import hash_range, open_regular, read_range
-from dspark_convert.checkpoint.folder import WeightFile
+from dspark_convert.checkpoint.files import open_regular, read_range
+from dspark_convert.checkpoint.folder import StoredTensor
 
 ALL_BYTES_LIMIT = 4 << 30
-"""Weights of up to this many bytes are hashed in full: a few seconds, and most drafts."""
+"""Bytes of tensors up to which every one is hashed: a few seconds, and most drafts."""
 
 _SAMPLE = 4 << 10
+_CHUNK = 4 << 20
 
 Method = Literal["all-bytes", "sampled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """``sha256`` identifies the weights of a checkpoint, ``nbytes`` bytes in all its files.
+    """``sha256`` identifies the tensors of a checkpoint, which take ``nbytes`` bytes.
 
-    ``method`` follows from ``nbytes`` alone, so that equal weights always have equal fingerprints.
-    "sampled" covers names, sizes and headers, and of every tensor the first, the middle and the
-    last 4 KiB: another training run differs there, a few changed bytes elsewhere do not show.
+    It covers name, dtype, shape and bytes of every tensor, and neither how they are spread over
+    files nor metadata: sharding a checkpoint anew does not make another model of it. ``method``
+    follows from ``nbytes`` alone, so that equal tensors always have equal fingerprints. "sampled"
+    hashes of every tensor the first, the middle and the last 4 KiB: another training run differs
+    there, a few changed bytes elsewhere do not show.
     """
 
     method: Method
@@ -32,41 +36,35 @@ class Fingerprint:
     nbytes: int
 
 
-def fingerprint(files: Iterable[WeightFile]) -> Fingerprint:
-    """The fingerprint of the weight files of one checkpoint.
+def fingerprint(tensors: Iterable[StoredTensor]) -> Fingerprint:
+    """The fingerprint of tensors, best given in the order of files and of the data in them.
 
-    Raises ``CheckpointError``: those of `open_regular`, if a file has gone since the checkpoint was
-    opened.
+    Raises ``CheckpointError``: those of `open_regular`, where a file has gone since it was opened.
     """
-    files = sorted(files, key=lambda file: file.name)
-    nbytes = sum(file.size for file in files)
+    tensors = tuple(tensors)
+    nbytes = sum(tensor.nbytes for tensor in tensors)
     method: Method = "all-bytes" if nbytes <= ALL_BYTES_LIMIT else "sampled"
-    whole = hashlib.sha256(method.encode(), usedforsecurity=False)
-    for file in files:
-        with open_regular(file.path, file=file.name) as descriptor:
-            if method == "all-bytes":
-                digest = hash_range(descriptor, file.size)
-            else:
-                digest = _sample_digest(descriptor, file)
-        whole.update(f"\n{file.name}\0{file.size}\0{digest}".encode("utf-8", "surrogateescape"))
+    lines = []
+    for path, group in groupby(tensors, key=lambda tensor: tensor.path):
+        members = list(group)
+        with open_regular(path, file=members[0].file) as descriptor:
+            lines += [_line(descriptor, tensor, method) for tensor in members]
+    whole = hashlib.sha256("\n".join([method, *sorted(lines)]).encode(), usedforsecurity=False)
     return Fingerprint(method, whole.hexdigest(), nbytes)
 
 
-def _sample_digest(descriptor: int, file: WeightFile) -> str:
-    digest = hashlib.sha256(
-        read_range(descriptor, 0, file.header.data_begin), usedforsecurity=False
-    )
-    for offset, length in _samples(file):
+def _line(descriptor: int, tensor: StoredTensor, method: Method) -> str:
+    digest = hashlib.sha256(usedforsecurity=False)
+    for offset, length in _ranges(tensor, method):
         digest.update(read_range(descriptor, offset, length))
-    return digest.hexdigest()
+    return f"{tensor.name!r} {tensor.dtype} {list(tensor.shape)} {digest.hexdigest()}"
 
 
-def _samples(file: WeightFile) -> Iterator[tuple[int, int]]:
-    """Offset and length of the sampled ranges, in the order of the data."""
-    for entry in file.header.entries:
-        begin, end = file.header.data_begin + entry.begin, file.header.data_begin + entry.end
-        if end - begin <= 3 * _SAMPLE:
-            yield begin, end - begin
-            continue
+def _ranges(tensor: StoredTensor, method: Method) -> Iterator[tuple[int, int]]:
+    """Offset and length of what is hashed, a few megabytes at a time."""
+    begin, end = tensor.offset, tensor.offset + tensor.nbytes
+    if method == "all-bytes" or tensor.nbytes <= 3 * _SAMPLE:
+        yield from ((start, min(_CHUNK, end - start)) for start in range(begin, end, _CHUNK))
+    else:
         middle = (begin + end - _SAMPLE) // 2
         yield from ((start, _SAMPLE) for start in (begin, middle, end - _SAMPLE))

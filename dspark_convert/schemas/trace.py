@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from dspark_convert.schemas.base import OwnDocument
 from dspark_convert.schemas.draft import MAX_LAYERS
+from dspark_convert.schemas.identity import WeightsIdentity
 
 MAX_SEQUENCES = 50_000
 """The most texts in one file: with more, no safetensors loader would read its header."""
@@ -22,6 +23,9 @@ class TraceTarget(OwnDocument):
 
     name: str
     config_sha256: str = Field(description="of the bytes of config.json")
+    weights: WeightsIdentity | None = Field(
+        default=None, description="null: recorded by a version before 0.2"
+    )
     revision: str | None = Field(description="commit of the Hub cache folder; null: not known")
     tokenizer_sha256: str | None = Field(
         description="of the bytes of tokenizer.json; null: there is none"

@@ -15,6 +15,7 @@ from dspark_convert.checkpoint.files import read_limited
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.errors import DraftError, Finding, Findings, TraceError, UsageError
+from dspark_convert.formats.identity import identify_weights
 from dspark_convert.formats.read import DraftSource, read_draft
 from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD, expected_tensors
@@ -98,6 +99,7 @@ def identify_target(weights: TargetWeights, dtype: str) -> TraceTarget:
     return TraceTarget(
         name=folder.parents[1].name if in_hub_cache else folder.name,
         config_sha256=weights.checkpoint.config_sha256,
+        weights=identify_weights(weights.checkpoint),
         revision=folder.name if in_hub_cache else None,
         tokenizer_sha256=_tokenizer_sha256(folder),
         hidden_size=weights.config["hidden_size"],

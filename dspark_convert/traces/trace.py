@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dspark_convert.errors import Findings, TraceError
+from dspark_convert.formats.identity import identify_weights
 from dspark_convert.formats.target import TargetWeights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.draft import DraftConfig
@@ -201,19 +202,26 @@ def require_layers(trace: Trace, layer_ids: Sequence[int]) -> None:
     _require_recorded(trace.header.layer_ids, layer_ids)
 
 
-def require_target(trace: Trace, target: TargetWeights | str) -> None:
+def require_target(trace: Trace, target: TargetWeights) -> None:
     """Raise ``TraceError`` (``trace-other-target``) unless the trace is of this target.
 
-    ``target`` is the checkpoint, or the SHA-256 of its ``config.json``.
+    Config and weights must be the same: a fine-tune has the config of its base. Traces of versions
+    before 0.2 do not name the weights; of those the config is compared.
     """
-    found = target if isinstance(target, str) else target.checkpoint.config_sha256
-    recorded = trace.header.target
-    if found != recorded.config_sha256:
+    checkpoint, recorded = target.checkpoint, trace.header.target
+    expected, found = (
+        f"config {recorded.config_sha256[:12]}",
+        f"config {checkpoint.config_sha256[:12]}",
+    )
+    if expected == found and recorded.weights is not None:
+        expected = f"weights {recorded.weights.sha256[:12]}"
+        found = f"weights {identify_weights(checkpoint).sha256[:12]}"
+    if expected != found:
         raise trace_error(
             "trace-other-target",
             "the trace was recorded from another target model",
-            expected=f"{recorded.name}, config {recorded.config_sha256[:12]}",
-            found=f"config {found[:12]}",
+            expected=f"{recorded.name}, {expected}",
+            found=found,
             hint="give the target of the trace, or record a trace of this one",
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from dspark_convert.checkpoint.folder import open_checkpoint
 from dspark_convert.errors import CheckpointError, DSparkError, TraceError
 from dspark_convert.formats.target import find_target_weights
 from dspark_convert.schemas.catalog import schema_of
 from dspark_convert.traces.file import METADATA_KEY
+from dspark_convert.traces.plan import identify_target
 from dspark_convert.traces.trace import (
     Trace,
     open_trace,
@@ -294,14 +295,27 @@ def trace_of(path: Path, **changes: Any) -> Trace:
 
 
 def test_another_target_is_refused(path: Path) -> None:
-    weights = find_target_weights(VERIFIER)
-    sha256 = open_checkpoint(VERIFIER).config_sha256
+    weights, other = map(find_target_weights, (VERIFIER, GOLDEN / "verifier_bf16"))
+    sha256 = weights.checkpoint.config_sha256
     trace = trace_of(path, target={**header_document()["target"], "config_sha256": sha256})
     require_target(trace, weights)
-    require_target(trace, sha256)
-    for other in (find_target_weights(GOLDEN / "verifier_bf16"), "d" * 64):
-        with pytest.raises(TraceError, match="trace-other-target"):
-            require_target(trace, other)
+    with pytest.raises(TraceError, match=r"trace-other-target.*config"):
+        require_target(trace, other)
+
+
+def test_a_fine_tune_with_the_config_of_its_base_is_another_target(
+    path: Path, tmp_path: Path
+) -> None:
+    verifier = identify_target(find_target_weights(VERIFIER), "float32")
+    trace = trace_of(path, target={**verifier.model_dump(), "hidden_size": 6, "vocab_size": 50})
+    require_target(trace, find_target_weights(VERIFIER))
+    tuned = tmp_path / "tuned"
+    shutil.copytree(VERIFIER, tuned)
+    tensors = load_file(tuned / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] += 1
+    save_file(tensors, tuned / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TraceError, match=r"trace-other-target.*weights"):
+        require_target(trace, find_target_weights(tuned))
 
 
 def test_missing_layers_are_named(path: Path) -> None:

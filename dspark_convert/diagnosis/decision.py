@@ -16,15 +16,15 @@ from dspark_convert.schemas.diagnosis import DecisionRule, HypothesisResult
 from dspark_convert.schemas.report import Interval
 
 ERROR = 0.01
-"""Of naming a wrong reading in one diagnosis; shared by all comparisons (Bonferroni)."""
+"""Probability of naming a wrong reading, shared by all comparisons (Bonferroni)."""
 MIN_OVERLAP_GAIN = 0.005
 MIN_ACCEPTED_TOKENS_GAIN = 0.03
 """Gains below these are not worth a new checkpoint, however certain they are."""
 MIN_TEXTS = 8
-"""The bootstrap cannot be trusted with fewer."""
+"""The bootstrap cannot be trusted with fewer texts."""
 
 Status = Literal["cause", "hint", "rejected"]
-"""Of a reading that was compared, best first."""
+"""Of a reading after its comparison, best first."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Trial:
 
 
 def decision_rule(comparisons: int) -> DecisionRule:
-    """The rule for this many readings x statistics, 0 where nothing is replayed."""
+    """The rule for this many readings x statistics; 0 if nothing is replayed."""
     return DecisionRule(
         comparisons=comparisons,
         error=ERROR,
@@ -49,10 +49,10 @@ def decision_rule(comparisons: int) -> DecisionRule:
 
 @dataclass(frozen=True)
 class Difference:
-    """One statistic of a reading less that of another one, per anchor.
+    """The difference in one statistic between two readings, per anchor.
 
     ``decision`` is the interval at the level of the rule. ``likely`` is the one at the level of a
-    single comparison: of all readings one at most is right, and that one must not be lost.
+    single comparison: at most one reading is right, and that one must not be lost.
     """
 
     mean: float
@@ -71,12 +71,12 @@ class Difference:
 
     @property
     def hints(self) -> bool:
-        """Beyond chance, were this all that was compared."""
+        """Beyond chance, if this were the only comparison."""
         return self._above(self.interval95)
 
     @property
     def may_gain(self) -> bool:
-        """Whether a gain that counts is not ruled out; a few texts that differ rule nothing out."""
+        """Whether a gain that counts is possible; a few texts that differ rule nothing out."""
         if 0 < self.differing < MIN_TEXTS:
             return True
         return self.likely is not None and self.likely[1] >= self.least
@@ -92,14 +92,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A reading with another one, on the same anchors."""
+    """One reading compared with another, on the same anchors."""
 
     overlap: Difference
     accepted_tokens: Difference
 
     @property
     def gains(self) -> bool:
-        """By one statistic, without losing by the other one."""
+        """By one statistic, without losing by the other."""
         return any(each.gains for each in self._both) and not self._loses
 
     @property
@@ -109,12 +109,12 @@ class Comparison:
 
     @property
     def may_gain(self) -> bool:
-        """Whether a gain that counts is not ruled out."""
+        """Whether a gain that counts is possible."""
         return any(each.may_gain for each in self._both)
 
     @property
     def likely_worse(self) -> bool:
-        """By one statistic, by however little, and not likely better by the other one."""
+        """By one statistic, however little, and not likely better by the other."""
         return _lies_below(each.likely for each in self._both)
 
     @property
@@ -141,7 +141,7 @@ class Judge:
 
     def __init__(self, declared: Scores, rule: DecisionRule, seed: int) -> None:
         self.base, self.rule = declared, rule
-        # A text without an anchor says nothing, and must not count as one.
+        # A text without an anchor says nothing, and must not be counted.
         self._used = declared.anchors > 0
         self.texts = int(self._used.sum())
         self.resampler = Resampler(self.texts, seed)
@@ -158,7 +158,7 @@ class Judge:
         )
 
     def compare(self, own: Scores, base: Scores | None = None) -> Comparison:
-        """A reading with the declared one, or with another one."""
+        """Compare a reading with the declared one, or with another."""
         base = self.base if base is None else base
         return Comparison(
             self._difference(own.overlap - base.overlap, MIN_OVERLAP_GAIN),
@@ -166,7 +166,7 @@ class Judge:
         )
 
     def decide(self, trial: Trial, own: Scores, comparison: Comparison) -> HypothesisResult:
-        """The result of a reading that was compared with the declared one, by the rule."""
+        """The result, by the rule, of a reading that was compared with the declared one."""
         overlap, tokens = comparison.overlap, comparison.accepted_tokens
         enough = self.texts >= self.rule.min_texts
         found = comparison.gains and enough and not drafts_badly(own.accepted_length)
@@ -211,12 +211,12 @@ class Judge:
 
 
 def drafts_badly(accepted_length: float | None) -> bool:
-    """Whether a draft is of no use; a reading under which it stays so explains nothing."""
+    """Whether a draft is useless; a reading under which it stays useless explains nothing."""
     return accepted_length is None or accepted_length < USELESS_BELOW
 
 
 def best_of_each(results: Sequence[HypothesisResult]) -> list[HypothesisResult]:
-    """Of several readings under one id the best; then all by status and gain."""
+    """The best of several readings under one id, and all sorted by status and gain."""
     best: dict[str, HypothesisResult] = {}
     for result in sorted(results, key=_rank):
         best.setdefault(result.id, result)
@@ -228,6 +228,6 @@ def _rank(result: HypothesisResult) -> tuple[int, float]:
 
 
 def total_gain(result: HypothesisResult) -> float:
-    """Both differences in units of their least gain that counts."""
+    """The sum of both differences, each in units of its least gain that counts."""
     overlap, tokens = result.difference or 0.0, result.accepted_tokens_difference or 0.0
     return overlap / MIN_OVERLAP_GAIN + tokens / MIN_ACCEPTED_TOKENS_GAIN

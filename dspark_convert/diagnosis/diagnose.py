@@ -1,8 +1,8 @@
-"""Why does a draft draft badly: every reading of it on the same anchors, and which one is better.
+"""Why a draft drafts badly: every reading of it on the same anchors, and which one is better.
 
 The sharpest statistic is the overlap sum_v min(p, q) of the first drafted token: it uses the whole
-distribution at every anchor instead of one accepted or rejected token. What concerns only later
-tokens shows in the draft tokens that a round from each anchor accepts. Both are compared in pairs.
+distribution at every anchor instead of one accepted or rejected token. What affects only later
+tokens shows in the draft tokens that a round from each anchor accepts. Comparisons are paired.
 On long traces a sample of the anchors settles most readings first (see ``screening``).
 """
 
@@ -44,9 +44,9 @@ def diagnose(
 ) -> Diagnosis:
     """Try every reading of a draft on recorded texts.
 
-    ``steps`` are those of ``ReplayOptions``. ``on_progress`` hears of every text that is done, once
-    while "diagnosing", before that while "screening" where the trace is long, and seldom once more
-    while "diagnosing again".
+    ``steps`` are those of ``ReplayOptions``. ``on_progress`` is called after every text with the
+    stage, the number of texts done and their total. The stage is "diagnosing"; on a long trace
+    "screening" comes before it, and rarely "diagnosing again" after it.
 
     Raises:
         UsageError: ``diagnose-text-given``; options that the draft cannot serve (see
@@ -69,7 +69,7 @@ def diagnose(
     judge, results = run.decide(screening.left, rule, seed)
     outdone = [result for _, result in screening.outdone]
     if outdone and results[screening.best - 1].status != "cause":
-        # What outdid them has failed, so the sample was no guide.
+        # What outdid them has failed, so the sample was misleading.
         again = [trials[0], *(trial for trial, _ in screening.outdone)]
         _, outdone = run.decide(again, rule, seed, doing="diagnosing again")
     tried = best_of_each([*results, *outdone, *screening.rejected])
@@ -102,8 +102,8 @@ class _Run:
     def decide(
         self, trials: Sequence[Trial], rule: DecisionRule, seed: int, *, doing: str = "diagnosing"
     ) -> tuple[Judge, list[HypothesisResult]]:
-        """What judged them on all anchors, and the results of all but the declared one, which is
-        the first.
+        """The judge of all anchors, and the results of all trials but the first, which is the
+        declared one.
         """
         declared, *others = self.score(trials, doing, None)
         judge = Judge(declared, rule, seed)
@@ -115,7 +115,7 @@ class _Run:
 
 
 def plan_trials(subject: ReplayInput) -> tuple[list[Trial], list[HypothesisResult]]:
-    """Readings to try, the declared one first; and hypotheses that cannot be, with the reason."""
+    """Readings to try, the declared one first; and hypotheses that cannot be tried, and why."""
     trials, refused = [], []
     for hypothesis in HYPOTHESES:
         try:
@@ -166,13 +166,13 @@ def _conclude(
 def _verdict(
     results: Sequence[HypothesisResult], texts: int, rule: DecisionRule
 ) -> tuple[str, str, str]:
-    """Verdict, best reading and why; ``texts`` are those with an anchor."""
+    """Verdict, best reading and reason; ``texts`` counts those with an anchor."""
     causes = [result for result in results if result.status == "cause"]
     if causes:
         return "cause-found", causes[0].id, _why(causes, results, rule)
     declared = results[0]
     if declared.accepted_length is None:
-        return "undecided", "as-declared", "no round was replayed: the texts end at once"
+        return "undecided", "as-declared", "no round was replayed: the texts end immediately"
     if texts < rule.min_texts:
         reason = f"{texts} texts have an anchor; {rule.min_texts} are needed"
         return "undecided", "as-declared", reason
@@ -228,7 +228,7 @@ def _require_own_texts(header: TraceHeader) -> None:
             Finding(
                 code="diagnose-text-given",
                 message="the target did not write the texts of this trace, so acceptance on them "
-                "is not known",
+                "is unknown",
                 key="text_origin",
                 expected="target",
                 found=header.text_origin,

@@ -1,4 +1,4 @@
-"""The ways in which a draft may have been misread, as data: how to read it so, and what to do then.
+"""The ways in which a draft may have been misread, as data: how to read it, and how to fix it.
 
 An id names the reading that is tried, not the fault: a draft whose layer ids are stored one too
 high does better under ``layer-ids-minus-1``.
@@ -24,10 +24,10 @@ from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.traces.trace import TraceSequence
 
 COMMON_ROPE_BASES = (10_000.0, 1_000_000.0)
-"""Defaults that readers fall back to: transformers' and vLLM's (FORMATS, section 1)."""
+"""Defaults that readers fall back to: transformers' and vLLM's."""
 
 MAX_MASKS = 8
-"""Other mask tokens that are tried; more would only weaken the decision about each."""
+"""How many other mask tokens are tried; more would only weaken the decision about each."""
 
 Fix = str
 EditText = Callable[[TraceSequence], TraceSequence]
@@ -35,7 +35,7 @@ EditText = Callable[[TraceSequence], TraceSequence]
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What is known of the target beside the recorded texts; empty where no folder was given."""
+    """What is known of the target besides the recorded texts; empty if no folder was given."""
 
     header: TraceHeader
     config: Mapping[str, Any] | None = None
@@ -45,21 +45,21 @@ class TargetFacts:
     norm: nn.Module | None = None
     """The target's final norm."""
     special_token_ids: tuple[int, ...] = ()
-    """Candidates for a mask token, likelier ones first."""
+    """Candidates for a mask token, the likeliest first."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A draft that is ready to be replayed as one hypothesis has it."""
+    """A draft that is ready to be replayed under one hypothesis."""
 
     draft: DraftModel
     fix: Fix | None
-    """A command, or what to do in words, when this reading is the right one."""
+    """What to do if this reading is the right one: a command, or words."""
     edit_text: EditText = lambda sequence: sequence
 
 
 class NotApplicableError(Exception):
-    """This draft, or what is known of its target, does not allow the reading; says why."""
+    """The reading cannot be tried with this draft and what is known of its target; says why."""
 
 
 ReadDraft = Callable[[DraftModel, TargetFacts], Sequence[Reading]]
@@ -71,9 +71,9 @@ class Hypothesis:
 
     id: ReadingId
     looks_like: str
-    """What the draft does when this reading is the right one and another was declared."""
+    """What the draft does if this reading is the right one and another was declared."""
     read: ReadDraft
-    """Readings to try; several when the right value is not known. Raises ``NotApplicableError``."""
+    """Readings to try; several if the right value is not known. Raises ``NotApplicableError``."""
 
 
 def _declared(draft: DraftModel, around: TargetFacts) -> list[Reading]:
@@ -111,7 +111,7 @@ def _shift_layers(step: int) -> ReadDraft:
 def _normed_last_layer(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     last = around.header.target.num_hidden_layers - 1
     if last not in draft.config.target_layer_ids:
-        raise NotApplicableError("the draft does not listen to the target's last layer")
+        raise NotApplicableError("the draft does not read the target's last layer")
     norm = around.norm
     if norm is None:
         raise NotApplicableError("the target's final norm is not known; give its folder")
@@ -275,7 +275,7 @@ def _require_markov(draft: DraftModel) -> None:
 
 
 def _rope_base(config: Mapping[str, Any]) -> float | None:
-    """Of a text config in the words of transformers 5 or 4."""
+    """The RoPE base of a text config, as transformers 5 or 4 writes it."""
     parameters = config.get("rope_parameters")
     base = (parameters if isinstance(parameters, dict) else config).get("rope_theta")
     return float(base) if isinstance(base, (int, float)) and base > 0 else None
@@ -293,6 +293,6 @@ def _with_tensor(draft: DraftModel, name: str, theirs: Tensor) -> Reading:
         raise NotApplicableError(f"the target's tensor is {list(theirs.shape)}")
     theirs = upload_large(theirs, own.device).to(own.dtype)
     if torch.equal(own, theirs):
-        raise NotApplicableError("the draft has the target's tensor already")
+        raise NotApplicableError("the draft already has the target's tensor")
     fix = f"remove {name} from the draft, then convert with --target"
     return Reading(reread(draft, weights={name: theirs}), fix)

@@ -1,4 +1,4 @@
-"""A loaded draft read in another way: the same weights under another config, table or rule."""
+"""A loaded draft, read in another way: the same weights under another config, table or rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dspark_convert.runtime.heads import MarkovHead
 class ShiftedDraft(DraftModel):
     """A draft whose blocks start ``step`` positions after where they should.
 
-    Only differences of positions matter to RoPE, so the context is moved the other way.
+    Only differences between positions matter to RoPE, so the context is moved the other way.
     """
 
     step = 0
@@ -29,7 +29,7 @@ class ShiftedDraft(DraftModel):
 class LateMarkovHead(MarkovHead):
     """Conditions every slot on the token one place earlier; the first ones on the anchor.
 
-    The state of a block is that of the head inside, then the embedding not used yet.
+    The state of a block is that of the inner head, followed by the embedding not yet used.
     """
 
     def __init__(self, inner: MarkovHead) -> None:
@@ -60,7 +60,7 @@ def reread(
 ) -> DraftModel:
     """A draft that shares its weights with ``draft`` and is read in another way.
 
-    It has no confidence head, which says nothing about tokens.
+    It has no confidence head, since that says nothing about which tokens are drafted.
 
     Args:
         draft: the draft as it was loaded.

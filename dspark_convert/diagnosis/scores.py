@@ -1,6 +1,6 @@
 """Several readings of one draft on the same anchors: what each scores, and paired differences.
 
-Texts are resampled whole, and the same resamples serve all readings, so a difference is that of one
+Whole texts are resampled, with the same resamples for all readings, so a difference is that of one
 set of texts under two readings. Shapes: S texts, R resamples.
 """
 
@@ -27,19 +27,19 @@ from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.traces.trace import TraceSequence
 
 RESAMPLES = 20_000
-"""Enough that a decision interval's end still rests on several of them."""
+"""Enough for the end of a decision interval to rest on several of them."""
 
 
 @dataclass(frozen=True)
 class Scores:
     """Sums of one reading over the anchors of each text, [S] each.
 
-    What rounds come to needs every anchor: ``rounds`` and ``committed`` of a sample are nan.
+    Rounds need every anchor, so ``rounds`` and ``committed`` of a sample are nan.
     """
 
     anchors: Floats
     overlap: Floats
-    """Of the lower bounds; nan without stored probabilities, as the upper ones."""
+    """Sums of the lower bounds; nan without stored probabilities, like the upper ones."""
     overlap_at_most: Floats
     accepted_tokens: Floats
     """Expected draft tokens that a round from each anchor accepts."""
@@ -66,7 +66,7 @@ def score_readings(
     """Scores of every reading, on every ``stride``-th anchor of each text from its first one on.
 
     A text is read once, and all readings replay it together. The first reading is the declared
-    one. No reading drafts more tokens than it: the texts may be too short for them.
+    one. No reading drafts more tokens than that, since the texts may be too short for them.
 
     Raises ``UsageError`` (``confidence-head-absent``; see ``anchor_text``).
     """
@@ -118,11 +118,11 @@ class Resampler:
     def wide_intervals(
         self, numerators: Floats, denominators: Floats, levels: Sequence[float]
     ) -> list[Interval | None]:
-        """``interval`` at each level, as much wider as Student's interval is than a normal one.
+        """``interval`` at each level, widened by the ratio of Student's interval to a normal one.
 
         The percentile interval of a few texts is too narrow, the more so the higher the level: it
-        cannot leave the range of the texts' own values. Texts count as many as they weigh: where
-        one of them holds most of the denominator, there is little more than one.
+        cannot leave the range of the texts' own values. Texts count by their weight: if one of
+        them holds most of the denominator, there is effectively little more than one text.
         """
         if self.texts < 2 or not denominators.any():
             return [None] * len(levels)

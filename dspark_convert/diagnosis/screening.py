@@ -1,13 +1,13 @@
 """Long traces: which readings a sample of the anchors settles before all of them are replayed.
 
-Most readings of a draft are plainly worse than the declared one, or than the one that is right, and
-some thousand anchors show it. Only the others are replayed on all anchors, where they are judged
-as if there had been no sample. That does not raise the error of naming a reading that is no better
-than the declared one: a reading is named only if it passes the test on all anchors, at the level
-that leaves the error for all readings that were tried, settled early or not. Whatever the sample
-has said, and though its anchors are among those of the test, that test errs no more often; the
-sample can only take readings away. What it can cost is the right reading: about once in a hundred
-diagnoses where texts gain by it alike, more often where only one text in twenty does.
+Most readings of a draft are clearly worse than the declared one, or than the right one, and about a
+thousand anchors show it. Only the others are replayed on all anchors, where they are judged as if
+there had been no sample. That does not raise the error of naming a reading that is no better than
+the declared one: a reading is named only if it passes the test on all anchors, at the level that
+leaves the error for all readings that were tried, settled early or not. Whatever the sample says,
+and although its anchors are among those of the test, that test errs no more often; the sample can
+only take readings away. What it can cost is the right reading: about once in a hundred diagnoses if
+all texts gain from it alike, more often if only one text in twenty does.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SCREENING_ANCHORS = 1024
 """A sample has about this many anchors, or up to twice as many.
 
 Where two readings differ by 0.1 of overlap from anchor to anchor, the mean difference over 1,024
-anchors is known to 0.0031, less than the least gain that counts. Of a trace of 32,000 anchors the
-sample is a thirtieth, so that sixteen backbones cost about half a replay.
+anchors is known to 0.0031, less than the least gain that counts. The sample is a thirtieth of a
+trace of 32,000 anchors, so sixteen backbones cost about half a replay.
 """
 SCREENING_TEXTS = 48
-"""A sample is of this many texts at least, where so many have an anchor.
+"""A sample has at least this many texts, if that many have an anchor.
 
-Intervals rest on texts, and what concerns one text in ten must be among them; on a GPU, a text
-costs as long as its launches take, however short it is.
+Intervals rest on texts, and what affects one text in ten must be among them. On a GPU, a text takes
+as long as its launches, however short it is.
 """
 
 
@@ -46,12 +46,12 @@ class Sample:
 
 
 def choose_sample(header: TraceHeader, decode: DecodeOptions) -> Sample | None:
-    """Evenly spaced anchors of texts from all over the trace; None for a trace that is too short.
+    """Evenly spaced anchors of texts from all over the trace; None if the trace is too short.
 
     Only texts that have anchors are chosen.
     """
     counts = [
-        # A text that ends before its limit ends with a stop token, which is no anchor.
+        # A text that ends before its limit ends with a stop token, which is not an anchor.
         min(entry.num_tokens - entry.first_generated - 1, decode.max_new_tokens)
         for entry in header.sequences
     ]
@@ -67,7 +67,7 @@ def choose_sample(header: TraceHeader, decode: DecodeOptions) -> Sample | None:
 
 
 def _one_of_each(texts: Sequence[int], every: int) -> tuple[int, ...]:
-    """One of ``every`` texts in a row, drawn, since files may hold their kinds in turn."""
+    """One of each ``every`` texts, drawn at random, since files may alternate between kinds."""
     generator = random.Random(0)
     rows = (texts[start : start + every] for start in range(0, len(texts), every))
     return tuple(generator.choice(row) for row in rows)
@@ -77,10 +77,10 @@ def _one_of_each(texts: Sequence[int], every: int) -> tuple[int, ...]:
 class Screening:
     """What a sample says.
 
-    ``left`` are the trials that it does not settle, the declared one first. ``rejected`` are the
-    results of those that are worse than it, or gain nothing that counts. ``outdone`` are those that
-    may gain but are worse than the one at ``best`` of those left, with their results: hints at
-    most.
+    ``left`` holds the trials that it does not settle, the declared one first. ``rejected`` holds
+    the results of those that are worse than the declared one, or gain nothing that counts.
+    ``outdone`` holds those that may gain but are worse than ``left[best]``, with their results:
+    hints at most.
     """
 
     left: list[Trial]
@@ -92,7 +92,7 @@ class Screening:
 def screen(
     trials: Sequence[Trial], sampled: Sequence[Scores], rule: DecisionRule, seed: int
 ) -> Screening:
-    """Settle what a sample can; ``sampled`` are the scores of all trials on its anchors."""
+    """Settle what a sample can; ``sampled`` holds the scores of all trials on its anchors."""
     judge = Judge(sampled[0], rule, seed)
     if judge.texts < rule.min_texts:
         return Screening(list(trials))

@@ -1,11 +1,12 @@
-"""Readings of one draft replayed on a text, with everything done once that they have in common.
+"""Readings of one draft replayed on a text; whatever they have in common is computed once.
 
     text --edit, features of the layers, fc--> input --RoPE, positions--> context --block--> hidden
 
-Readings are grouped by what each stage makes: first by input, then by context, then by the layers
-that their blocks go through, where ``score_blocks`` runs them side by side. Two readings are taken
-to make the same when all that they are made of is the same, but for a short list of what the stage
-does not look at. So what nobody thought of keeps them apart, which costs time and nothing else.
+Readings are grouped by what each stage produces: first by input, then by context, then by the
+layers that their blocks go through, where ``score_blocks`` runs them side by side. Two readings are
+assumed to produce the same only if everything they are made of is the same, except for a short list
+of what the stage does not look at. So anything nobody thought of keeps them apart, which only costs
+time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dspark_convert.replay.replay import (
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.traces.trace import TraceSequence
 
-# Fields of the config, and modules, that readings differ in and that a stage does not look at.
+# Fields of the config, and modules, in which readings differ and which a stage does not look at.
 _NOT_IN_HIDDEN = frozenset({"layout", "markov_rank", "lm_head", "markov_head"})
 _NOT_IN_LAYERS = _NOT_IN_HIDDEN | {"embed_tokens", "mask_token_id"}
 _NOT_IN_CONTEXT = _NOT_IN_LAYERS | {"layer_types", "sliding_window_non_causal"}
@@ -45,7 +46,7 @@ _Started = tuple[_Layers, PendingReplays]
 
 
 class SharedReplay:
-    """Replays all readings of a draft on one text after another."""
+    """Replays all readings of a draft, one text after another."""
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         self.readings = tuple(readings)
@@ -56,7 +57,7 @@ class SharedReplay:
 
     @property
     def backbones(self) -> list[list[int]]:
-        """Indices of the readings that have the hidden states of their blocks in common."""
+        """Indices of the readings that share the hidden states of their blocks."""
         return [
             backbone
             for input_ in self._inputs
@@ -68,11 +69,11 @@ class SharedReplay:
     def replay(
         self, sequence: TraceSequence, options: ReplayOptions, *, stride: int = 1
     ) -> Iterator[tuple[int, Replay]]:
-        """Every reading's index with its replay, each as ``replay_sequence`` has it alone.
+        """The index and replay of every reading, equal to what ``replay_sequence`` gives it alone.
 
-        They come in the order in which one input and one context at a time need to be held. The
-        next ones are started before those before them are looked at, so that a GPU has work.
-        Options are those for the reading of most tokens; see ``start_replays`` for the others.
+        The order is such that only one input and one context need to be held at a time. The next
+        replays are started before the previous ones are looked at, so that a GPU has work. The
+        options are those for the reading with the most tokens; see ``start_replays`` for others.
 
         Raises ``UsageError``: see ``anchor_text``.
         """
@@ -138,7 +139,7 @@ class SharedReplay:
 
 
 def _group(indices: Sequence[int], key: Callable[[int], Hashable]) -> list[list[int]]:
-    """Those with the same key together, in the order of their first ones."""
+    """Items with the same key together, in the order in which the keys first occur."""
     groups: dict[Hashable, list[int]] = {}
     for index in indices:
         groups.setdefault(key(index), []).append(index)
@@ -146,15 +147,15 @@ def _group(indices: Sequence[int], key: Callable[[int], Hashable]) -> list[list[
 
 
 def _own_kind(draft: DraftModel) -> Hashable:
-    """None for what runs as every draft does; another class does so in a way of its own."""
+    """None for a plain draft; another class runs in its own way."""
     return None if type(draft) is DraftModel else draft
 
 
 def _made_of(draft: DraftModel, without: frozenset[str]) -> Hashable:
-    """The config and the modules with their weights, but for some fields and modules.
+    """The config and the modules with their weights, except for some fields and modules.
 
-    Weights are the same where they are the same memory, as ``reread`` leaves them. Buffers follow
-    from the config and the vocabulary.
+    Weights are the same if they share memory, as ``reread`` leaves them. Buffers follow from the
+    config and the vocabulary.
     """
     config = draft.config.model_dump_json(exclude=set(without))
     parts = tuple(

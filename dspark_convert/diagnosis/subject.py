@@ -1,4 +1,4 @@
-"""What a diagnosis works on: a draft, texts of its target, and what is known beside them."""
+"""What a diagnosis works on: a draft, texts of its target, and whatever else is known."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dspark_convert.traces.trace import Trace, TraceSequence, require_draft, req
 Progress = Callable[[str, int, int], None]
 
 _UNDECIDED_TABLE = {"d2t-ambiguous", "d2t-all-zero"}
-"""Refusals of reading that a diagnosis can look into: the table is usable as offsets."""
+"""Reading refuses these, but a diagnosis can look into them: the table is usable as offsets."""
 _ANOTHER_TARGET = {
     "target-hidden-size-mismatch",
     "target-depth-mismatch",
@@ -46,8 +46,8 @@ _CPU = torch.device("cpu")
 class ReplayInput:
     """What can be replayed.
 
-    ``texts`` are those of the header, and can be gone through more than once: a trace reads its
-    files again each time.
+    ``texts`` are those of the header. They can be iterated more than once: a trace reads its files
+    again each time.
     """
 
     draft: DraftModel
@@ -65,7 +65,7 @@ class DiagnosisInput:
     static: tuple[HypothesisResult, ...]
     """Causes that were found without running anything."""
     subject: ReplayInput | None
-    """None when there is a static cause, which makes all readings meaningless."""
+    """None if there is a static cause, which makes all readings meaningless."""
 
 
 def suspect_of_trace(
@@ -154,7 +154,7 @@ class _File:
 
 
 def _read(folder: Path) -> _File:
-    """Read a draft; a table that may be offsets is taken as offsets, as every engine would."""
+    """Read a draft; a table that may hold offsets is read as offsets, as every engine would."""
     errors = {finding.code for finding in examine(folder).findings.of("error")}
     overrides = Overrides(d2t="offsets") if errors and errors <= _UNDECIDED_TABLE else NO_OVERRIDES
     source, findings = read_draft_with_notes(folder, overrides=overrides)
@@ -164,7 +164,7 @@ def _read(folder: Path) -> _File:
 def _static(
     file: _File, target_config: Mapping[str, object], target_rows: int
 ) -> tuple[HypothesisResult, ...]:
-    """Causes that need no run; raises the errors that only the draft's config explains."""
+    """Causes found without a run; raises the errors that only the draft's config explains."""
     source, found, pairing = file.source, [], Findings()
     validate_pairing(source.config, target_config, target_rows, pairing)
     mismatch = [finding for finding in pairing if finding.code in _ANOTHER_TARGET]
@@ -210,7 +210,7 @@ def _final_norm(weights: TargetWeights, trust: bool) -> nn.Module | None:
 
 
 def _special_token_ids(weights: TargetWeights, trust: bool) -> tuple[int, ...]:
-    """Tokens that text does not contain, and the first row past the tokenizer."""
+    """Tokens that do not occur in text, and the first row past the tokenizer."""
     try:
         tokenizer = load_tokenizer(weights.checkpoint.folder, trust_remote_code=trust)
     except PromptError:

@@ -1,9 +1,9 @@
-"""What decoding comes to on average, given the text that it commits (DESIGN, "Replay").
+"""What decoding yields on average, given the text that it commits.
 
-With a the probability that a drafted token of the text is accepted, a round from an anchor accepts
-exactly k tokens with probability a_1 .. a_k (1 - a_{k+1}), and the next round starts k + 1 tokens
-on. A round starts at an anchor with the probability of all ways to get there; every expected count
-is a sum over anchors weighted by that.
+If a_k is the probability that drafted token k of the text is accepted, a round from an anchor
+accepts exactly k tokens with probability a_1 .. a_k (1 - a_{k+1}), and the next round starts k + 1
+tokens later. The probability that a round starts at an anchor sums over all ways to get there;
+every expected count is a sum over anchors weighted by that probability.
 
 Shapes: M anchors, N drafted tokens; [...] are variants of the same text, evaluated together.
 """
@@ -27,11 +27,11 @@ class Expectation:
     acceptance: Floats
     """[M, N]: probability that drafted token k is the text's, given that those before it are."""
     proposed: Flags
-    """[..., M, N]: whether token k is proposed, and the text has such a token. Where it is False
-    for one k it is False for all later ones."""
+    """[..., M, N]: whether token k is proposed, and the text has such a token. If it is False
+    for one k, it is False for all later ones."""
     left: npt.NDArray[np.int64]
-    """[M]: tokens of the text after each anchor. Where they are N or fewer, the text ends with a
-    stop token, which ends the round too."""
+    """[M]: tokens of the text after each anchor. If there are N or fewer, the text ends with a
+    stop token, which also ends the round."""
 
     @cached_property
     def reach(self) -> Floats:
@@ -67,7 +67,7 @@ class Expectation:
 
     @property
     def committed(self) -> Floats:
-        """Expected committed tokens [...]: accepted ones and one more, to the end of the text."""
+        """Expected committed tokens [...]: accepted ones and one more, within the text."""
         steps = np.arange(1, self.exactly.shape[-1] + 1)
         committed = (self.exactly * np.minimum(steps, self.left[:, None])).sum(-1)
         expected: Floats = (self.visits * committed).sum(-1)
@@ -75,7 +75,7 @@ class Expectation:
 
     @property
     def trials(self) -> Floats:
-        """Expected rounds [..., M, N] in which the fate of token k is known."""
+        """Expected rounds [..., M, N] in which the outcome of token k is known."""
         known: Floats = self.visits[..., None] * self.reach[..., :-1] * self.proposed
         return known
 
@@ -86,7 +86,7 @@ class Expectation:
         return accepted
 
     def certain_rounds(self) -> tuple[tuple[int, int], ...] | None:
-        """(anchor, accepted tokens) of every round where nothing is left to chance, else None.
+        """(anchor, accepted tokens) of every round if nothing is left to chance, else None.
 
         Anchors count from the first. For a single variant.
         """
@@ -104,6 +104,6 @@ def at_most(proposed: Flags) -> Flags:
 
 
 def confident(proposed: Flags, confidence: Floats, thresholds: Floats) -> Flags:
-    """Variants [thresholds, M, N]: a proposal ends before the first token of less confidence."""
+    """Variants [thresholds, M, N]: a proposal ends before the first token of lower confidence."""
     enough = confidence >= thresholds[:, None, None]
     return proposed & np.logical_and.accumulate(enough, axis=-1)

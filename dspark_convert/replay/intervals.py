@@ -21,8 +21,8 @@ CALIBRATION_BINS = 10
 def ratio_interval95(numerators: Floats, denominators: Floats, seed: int) -> Interval | None:
     """The percentile bootstrap interval of sum(numerators) / sum(denominators) over prompts.
 
-    Prompts are resampled, since the rounds of one prompt are not independent. Resamples without a
-    denominator are left out. None below two prompts that have one.
+    Prompts are resampled, since the rounds of one prompt are not independent. Resamples whose
+    denominators are all 0 are left out. None if fewer than two prompts have a denominator.
     """
     used = denominators > 0
     if used.sum() < 2:
@@ -38,7 +38,7 @@ def ratio_interval95(numerators: Floats, denominators: Floats, seed: int) -> Int
 
 @lru_cache
 def student_quantile(tail: float, degrees: int) -> float:
-    """What a Student variable exceeds with probability ``tail``, between 1e-9 and a half."""
+    """The value that a Student variable exceeds with probability ``tail``, from 1e-9 to 0.5."""
     low, high = 0.0, 1e12
     for _ in range(200):
         middle = (low + high) / 2
@@ -61,7 +61,7 @@ def _student_tail(t: float, degrees: int) -> float:
 
 
 def decide(interval: Interval | None, threshold: float) -> Verdict:
-    """Pass when the whole interval reaches the threshold, fail when all of it lies below."""
+    """Pass if the whole interval reaches the threshold, fail if all of it lies below."""
     if interval is None:
         return "inconclusive"
     if interval[0] >= threshold:
@@ -70,7 +70,7 @@ def decide(interval: Interval | None, threshold: float) -> Verdict:
 
 
 def prompts_to_decide(value: float, interval: Interval, threshold: float, prompts: int) -> int:
-    """Prompts after which an interval as wide as sqrt(1/n) would leave the threshold outside."""
+    """Prompts after which an interval that shrinks as sqrt(1/n) would exclude the threshold."""
     distance = max(abs(value - threshold), 1e-3)
     half_width = (interval[1] - interval[0]) / 2
     return max(prompts + 1, math.ceil(prompts * (half_width / distance) ** 2))
@@ -78,7 +78,7 @@ def prompts_to_decide(value: float, interval: Interval, threshold: float, prompt
 
 @dataclass(frozen=True)
 class Ranking:
-    """``auc``: probability that a positive scores above a negative, ties counted half."""
+    """``auc``: probability that a positive scores above a negative, with ties counted half."""
 
     auc: float
     standard_error: float
@@ -127,7 +127,7 @@ def expected_calibration_error(
 
 
 def chi_square_of_uniform(values: Floats, bins: int) -> float:
-    """Pearson's statistic of values in [0, 1) against the uniform law, bins - 1 degrees."""
+    """Pearson's chi-square of values in [0, 1) against the uniform law; bins - 1 degrees."""
     counts, _ = np.histogram(values, bins=bins, range=(0.0, 1.0))
     expected = len(values) / bins
     return float(((counts - expected) ** 2 / expected).sum())

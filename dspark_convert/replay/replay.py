@@ -1,6 +1,6 @@
-"""A recorded text put through a draft: how likely each drafted token is to be accepted.
+"""A recorded text run through a draft: how likely each drafted token is to be accepted.
 
-Shapes: T text positions, M anchors, N drafted tokens, C stored candidates of each position.
+Shapes: T text positions, M anchors, N drafted tokens, C stored candidates per position.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from dspark_convert.traces.trace import TraceSequence
 class ReplayOptions:
     """How a text was made, and how a draft would have drafted it.
 
-    ``decode`` holds the limit, stop tokens and sampling of the text, and what concerns the draft.
-    ``top_temperature`` is that of the stored candidates; None leaves the overlap out.
+    ``decode`` holds the limit, stop tokens and sampling of the text, and the settings of the draft.
+    ``top_temperature`` is that of the stored candidates; None: no overlap is computed.
     ``steps`` are the plain ones, or those for a GPU; ``memory_budget`` is in bytes (see
     ``runtime.replay.score_blocks``).
     """
@@ -49,7 +49,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class AnchoredText:
-    """A text as far as it is replayed, and the positions of the anchors that are."""
+    """The part of a text that is replayed, and the positions of its anchors."""
 
     sequence: TraceSequence
     token_ids: Tensor
@@ -65,10 +65,10 @@ class AnchoredText:
 class Questions:
     """What is asked of every draft that replays a text, on their device.
 
-    ``temperature`` is that of q, 0 where only the likeliest tokens matter. ``following`` int64
-    [M, N] are the tokens after each anchor, 0 past the end. Of the stored candidates for the first
-    of them there are ``candidate_ids`` and ``log_p`` [M, C], and ``tail_mass`` [M] of all others;
-    None where the overlap is not wanted.
+    ``temperature`` is that of q, or 0 if only the likeliest tokens matter. ``following`` int64
+    [M, N] holds the tokens after each anchor, 0 past the end. For the first of them,
+    ``candidate_ids`` and ``log_p`` [M, C] are the stored candidates, and ``tail_mass`` [M] is the
+    mass of all other tokens; None if no overlap is wanted.
     """
 
     temperature: float
@@ -82,14 +82,14 @@ class Questions:
 class Replay:
     """One text, replayed. Row i is the i-th anchor.
 
-    On a sample of the anchors only what ``expectation`` says of each one has a meaning: ``reach``
-    and ``exactly``; where rounds start asks for all of them.
+    On a sample of the anchors, only what ``expectation`` says about each anchor is meaningful:
+    ``reach`` and ``exactly``. Where rounds start depends on all anchors.
     """
 
     id: str
     expectation: Expectation
     confidence: Floats | None
-    """[M, N]: of the confidence head."""
+    """[M, N]: probabilities of the confidence head."""
     draftable: Flags
     """[M, N]: whether the text's token is in the draft vocabulary."""
     overlap: tuple[Floats, Floats] | None
@@ -116,7 +116,7 @@ def anchor_text(
 ) -> AnchoredText:
     """A text that the target wrote, with every ``stride``-th anchor from its first one on.
 
-    ``num_tokens`` is N, the largest where several drafts will replay it.
+    ``num_tokens`` is N, the largest one if several drafts will replay the text.
 
     Raises ``UsageError``: see ``cut_text`` and ``replay_sequence``.
     """
@@ -165,12 +165,12 @@ class PendingReplays:
 
     drafts: Sequence[DraftModel]
     downloads: Sequence[Callable[[], Results]]
-    """One for each draft (see ``_answer``); none without an anchor."""
+    """One answer per draft (see ``_answer``); none without an anchor."""
     text: AnchoredText
     options: ReplayOptions
 
     def wait(self) -> list[Replay]:
-        """What they mean, for each draft.
+        """The replay of each draft.
 
         Raises ``DraftError`` (``outputs-not-finite``).
         """
@@ -195,8 +195,8 @@ def start_replays(
 ) -> PendingReplays:
     """Replay drafts of the same layers (see ``score_blocks``).
 
-    A draft of fewer tokens than ``options.decode`` asks for proposes all that it has; a threshold
-    of confidence must have been checked.
+    A draft that proposes fewer tokens than ``options.decode`` asks for proposes all it can; a
+    confidence threshold must already have been checked.
     """
     downloads = []
     if text.anchors:
@@ -211,10 +211,10 @@ def start_replays(
 def measure_agreement(
     draft: DraftModel, sequence: TraceSequence, options: ReplayOptions
 ) -> tuple[Floats, Floats]:
-    """Where the draft's likeliest tokens are the target's, on a text whoever wrote it.
+    """How often the draft's likeliest tokens are the target's, on a text by anyone.
 
-    Returns anchors whose token k both have chosen, and anchors that have a token k: [N] each. Every
-    generated position with a token after it is an anchor.
+    Returns, [N] each, the number of anchors after which both choose the same token k, and the
+    number that have a token k. Every generated position with a token after it is an anchor.
 
     Raises ``UsageError`` for options that the draft cannot serve.
     """
@@ -252,7 +252,7 @@ def cut_text(
         raise UsageError(
             Finding(
                 code="replay-text-too-short",
-                message="a text ends before the last round does, and not with a stop token",
+                message="a text ends before the last round does, without a stop token",
                 key=sequence.id,
                 expected=f"{wanted} tokens after the prompt",
                 found=str(len(generated)),
@@ -265,8 +265,8 @@ def cut_text(
 def bound_overlap(log_p: Tensor, tail_mass: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     """Bounds, float64 [...], of sum_v min(p, q), from log p and log q [..., C] of C tokens.
 
-    ``tail_mass`` [...] is the mass of p on all other tokens; there at least nothing, at most the
-    smaller of both masses is shared.
+    ``tail_mass`` [...] is the mass of p on all other tokens, of which at least nothing and at most
+    the smaller of both masses is shared.
     """
     p, q = log_p.double().exp(), log_q.double().exp()
     low = torch.minimum(p, q).sum(-1)
@@ -297,7 +297,7 @@ def _score(
 def _answer(
     draft: DraftModel, scores: BlockScores, questions: Questions, options: ReplayOptions
 ) -> Results:
-    """What is wanted of the scores of one draft, on its device."""
+    """What is needed from the scores of one draft, on its device."""
     following = questions.following[:, : scores.greedy_ids.shape[1]]
     vocabulary = draft.vocabulary.restrict(options.target_vocab_size)
     low, high = _overlap(scores, questions) or (None, None)
@@ -342,7 +342,7 @@ def _replay_nothing(draft: DraftModel, text: AnchoredText, decode: DecodeOptions
 
 
 def _after(values: Tensor, sequence: TraceSequence, anchors: range) -> Tensor:
-    """Of values that start at position P, those one position on from each anchor."""
+    """Of values that start at position P, those one position after each anchor."""
     start = anchors.start + 1 - sequence.first_generated
     return values[start :: anchors.step][: len(anchors)]
 

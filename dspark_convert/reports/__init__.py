@@ -1,4 +1,5 @@
-"""One report in four forms: JSON is the document itself; JUnit XML, Markdown and HTML are here.
+"""One report in four forms: JSON, which is the document itself, JUnit XML, Markdown and HTML.
 
-Names, prompts and reasons come from files that nobody vouches for: every writer shows them as data.
+Reports are also read back, compared and held to thresholds here. Names, prompts and reasons come
+from files that nobody vouches for, so every writer shows them as data.
 """

@@ -36,10 +36,10 @@ from dspark_convert.schemas.report import (
 )
 
 DEFAULT_STANDARD_ERRORS = 2.0
-"""A drop of more than so many standard errors is a regression, unless limits are given."""
+"""A drop of more standard errors than this is a regression, unless limits are given."""
 
 _ROUNDING = 1e-9
-"""Differences up to this are those of adding floats in another order."""
+"""Differences up to this come from adding floats in another order."""
 
 _MEASURED_ALIKE = (
     "max_new_tokens",
@@ -50,7 +50,7 @@ _MEASURED_ALIKE = (
     "draft_sampling",
     "confidence_threshold",
 )
-"""Settings without which two accepted lengths mean different things."""
+"""Settings that must be equal for two accepted lengths to mean the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +63,10 @@ class DropLimits:
 
 def compare_reports(base: VerifyReport, new: VerifyReport, limits: DropLimits) -> Comparison:
     """Everything that differs, and a verdict: fail on a regression, which is a check that fails
-    and did not before, or a drop of accepted length beyond ``limits``.
+    but did not before, or a drop of accepted length beyond ``limits``.
 
-    A check that passed and is no longer decided, or a drop that cannot be told, is inconclusive.
+    A check that passed and is no longer decided, or a drop that cannot be measured, makes the
+    verdict inconclusive.
     """
     checks = _compare_checks(base, new)
     rules = (*filter(None, map(_compare_check, checks)), *decide_drop(base, new, limits))
@@ -86,7 +87,7 @@ def compare_reports(base: VerifyReport, new: VerifyReport, limits: DropLimits) -
 def decide_drop(
     base: VerifyReport, new: VerifyReport, limits: DropLimits
 ) -> tuple[RuleResult, ...]:
-    """The rules ``max-drop`` and ``max-drop-standard-errors``, those that have a limit."""
+    """The results of the rules ``max-drop`` and ``max-drop-standard-errors`` that have a limit."""
     bounds = {"max-drop": limits.absolute, "max-drop-standard-errors": limits.standard_errors}
     asked = {rule: bound for rule, bound in bounds.items() if bound is not None}
     if _acceptance(base) is None and _acceptance(new) is None and _drafted_in_neither(base, new):
@@ -99,7 +100,7 @@ def decide_drop(
 
 
 def why_not_comparable(base: VerifyReport, new: VerifyReport) -> str | None:
-    """Why the accepted lengths of two reports cannot be subtracted; None when they can."""
+    """Why the accepted lengths of two reports cannot be compared; None if they can."""
     numbers = (_acceptance(base), _acceptance(new))
     for name, side in zip(("base", "new"), numbers, strict=True):
         if side is None or side.accepted_length is None or not any(map(_rounds, side.prompts)):
@@ -120,7 +121,7 @@ def why_not_comparable(base: VerifyReport, new: VerifyReport) -> str | None:
 
 
 def measure_drop(base: VerifyReport, new: VerifyReport) -> LengthChange:
-    """The drop of two comparable reports."""
+    """The drop of accepted length between two comparable reports."""
     before, after = _acceptance(base), _acceptance(new)
     assert before is not None, "the reports are comparable"
     assert after is not None, "the reports are comparable"
@@ -147,7 +148,7 @@ def _influence(numbers: AcceptanceNumbers) -> Floats:
 
 
 def _count(prompt: PromptRounds | PromptExpectation) -> tuple[float, float]:
-    """Committed tokens and rounds; the bonus that a stop token may have saved is counted."""
+    """Committed tokens and rounds, counting the bonus that a stop token may have prevented."""
     if isinstance(prompt, PromptExpectation):
         return prompt.committed, prompt.rounds
     rounds = len(prompt.accepted_per_round)

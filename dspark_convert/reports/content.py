@@ -1,4 +1,4 @@
-"""What a report says to people, as facts and tables without a form."""
+"""What a report says to people, as facts and tables that are not yet formatted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Table:
 
 
 def tabulate_diagnosis(diagnosis: Diagnosis) -> Table:
-    """Every reading that was tried, with what it gains over the declared one."""
+    """Every reading that was tried, with its gain over the declared one."""
     rows = [
         (
             result.id,
@@ -57,7 +57,7 @@ def tabulate_diagnosis(diagnosis: Diagnosis) -> Table:
 
 
 def sample_size(result: HypothesisResult, diagnosis: Diagnosis) -> str | None:
-    """On how many anchors a reading was judged, where not on all; then it has no length."""
+    """On how many anchors a reading was judged, if not on all; it then has no length."""
     if result.anchors is None or result.anchors == diagnosis.anchors:
         return None
     return f"judged on {result.anchors} of {diagnosis.anchors} anchors"
@@ -99,7 +99,7 @@ def describe_engine(settings: VerifySettings | Diagnosis) -> str:
 
 
 def find_acceptance(report: VerifyReport) -> AcceptanceNumbers | None:
-    """The numbers of acceptance, if there was a round."""
+    """The acceptance numbers, if there was a round."""
     for check in report.checks:
         if isinstance(check.numbers, AcceptanceNumbers) and check.numbers.rounds:
             return check.numbers
@@ -107,13 +107,13 @@ def find_acceptance(report: VerifyReport) -> AcceptanceNumbers | None:
 
 
 def find_agreement(report: VerifyReport) -> AgreementNumbers | None:
-    """The numbers of agreement, of texts that the target did not write."""
+    """The agreement numbers, on texts that the target did not write."""
     found = (check.numbers for check in report.checks)
     return next((numbers for numbers in found if isinstance(numbers, AgreementNumbers)), None)
 
 
 def find_confidence(report: VerifyReport) -> ConfidenceNumbers | None:
-    """The numbers of confidence, if a token was drafted."""
+    """The confidence numbers, if a token was drafted."""
     for check in report.checks:
         if isinstance(check.numbers, ConfidenceNumbers) and check.numbers.tokens:
             return check.numbers
@@ -148,7 +148,7 @@ def describe_length(numbers: AcceptanceNumbers) -> str:
 
 
 def positions_table(numbers: AcceptanceNumbers) -> Table:
-    """Acceptance and survival by position, and the accepted length of a draft cut there."""
+    """Acceptance and survival by position, and the accepted length if proposals end there."""
     columns = (
         numbers.acceptance_by_position,
         numbers.acceptance_interval95,
@@ -175,7 +175,7 @@ def histogram_table(numbers: AcceptanceNumbers) -> Table:
 
 
 def thresholds_table(numbers: AcceptanceNumbers) -> Table | None:
-    """Accepted length by confidence threshold, where a trace was replayed."""
+    """Accepted length by confidence threshold, if a trace was replayed."""
     lengths = numbers.accepted_length_by_confidence_threshold
     if not lengths:
         return None
@@ -219,7 +219,7 @@ def reliability_table(numbers: ConfidenceNumbers) -> Table | None:
 
 
 def list_tables(report: VerifyReport) -> Iterator[Table]:
-    """All tables after that of the checks, in the order of the forms that only have tables."""
+    """All tables after that of the checks, in the order used by the forms that only have tables."""
     acceptance, confidence = find_acceptance(report), find_confidence(report)
     agreement = find_agreement(report)
     optional: list[Table | None] = [gate_table(report)]

@@ -1,4 +1,4 @@
-"""The gate of a release: ``dspark.toml`` read, applied to a run, and judged on its report."""
+"""The gate of a release: ``dspark.toml`` is read, applied to a run, and decided on its report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Gate:
 
 
 def open_gate(path: Path, prompt_set: str | None = None) -> Gate:
-    """Read a thresholds file and what it names, for the run of one prompt set or of none.
+    """Read a thresholds file and what it names, for a run with or without a prompt set.
 
     Raises:
         GateError: ``gate-invalid``.
@@ -79,7 +79,7 @@ def open_gate(path: Path, prompt_set: str | None = None) -> Gate:
 
 
 def read_gate(path: Path) -> GateFile:
-    """A thresholds file as it is; raises ``GateError`` (``gate-invalid``) with every fault."""
+    """A thresholds file as written; raises ``GateError`` (``gate-invalid``) with every fault."""
     try:
         values = tomllib.loads(read_limited(path, limit=MAX_GATE_BYTES).decode("utf-8"))
         return GateFile.model_validate(values)
@@ -94,9 +94,9 @@ def read_gate(path: Path) -> GateFile:
 
 
 def follow_gate(options: VerifyOptions, gate: Gate) -> VerifyOptions:
-    """Options with the prompts of the gate, and with its thresholds where none was given.
+    """Options with the prompts of the gate, and with its thresholds unless others were given.
 
-    Raises ``UsageError`` (``prompt-set-conflict``) when there are prompts or a trace already.
+    Raises ``UsageError`` (``prompt-set-conflict``) if prompts or a trace were given too.
     """
     named = gate.prompts or gate.trace
     given = options.prompts or options.trace
@@ -106,7 +106,7 @@ def follow_gate(options: VerifyOptions, gate: Gate) -> VerifyOptions:
                 code="prompt-set-conflict",
                 message="the prompt set names its own prompts",
                 found=f"{given.name} beside {named.name}",
-                hint="leave out --prompts and --trace, or --prompt-set",
+                hint="omit --prompts and --trace, or omit --prompt-set",
             )
         )
     return replace(
@@ -119,7 +119,7 @@ def follow_gate(options: VerifyOptions, gate: Gate) -> VerifyOptions:
 
 
 def apply_gate(gate: Gate, report: VerifyReport) -> VerifyReport:
-    """The report with what the gate came to; its verdict is the worse of the two."""
+    """The report with the outcome of the gate; its verdict is the worse of the two."""
     rules = tuple(_decide(gate, report))
     verdict = worst(rule.verdict for rule in rules)
     outcome = GateOutcome(

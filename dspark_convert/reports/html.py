@@ -1,4 +1,4 @@
-"""One page without scripts or anything to fetch: verdicts, plots with their tables, an example."""
+"""One page, with no scripts and nothing to fetch: verdicts, plots with their tables, an example."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def render_html(report: VerifyReport, *, diagnosis: Table | None = None) -> str:
-    """The page. ``diagnosis`` is shown after the checks, where there is one.
+    """The page. ``diagnosis``, if given, is shown after the checks.
 
-    Raises ``DependencyError`` when matplotlib is missing (already on import of this module).
+    Raises ``DependencyError`` if matplotlib is missing (even on import of this module).
     """
     title = f"{_text(report.draft.name)}: {report.verdict}"
     body = "\n".join(_sections(report, diagnosis))
@@ -77,7 +77,10 @@ def _acceptance(report: VerifyReport) -> Iterator[str]:
             "rounds whose first tokens up to there stand. Bars are 95 % intervals.",
         ),
         _table(content.positions_table(numbers)),
-        _figure(plots.plot_histogram(numbers), "Rounds by the draft tokens that they accepted."),
+        _figure(
+            plots.plot_histogram(numbers),
+            "Rounds by the number of draft tokens that they accepted.",
+        ),
         _table(content.histogram_table(numbers)),
         _table(thresholds) if thresholds else "",
     )
@@ -87,7 +90,7 @@ def _agreement(report: VerifyReport) -> Iterator[str]:
     numbers = content.find_agreement(report)
     if numbers:
         drawn = plots.plot_agreement(numbers.agreement_by_position, numbers.agreement_interval95)
-        caption = "How often the draft's likeliest token is the target's, on texts of others."
+        caption = "How often the draft's likeliest token is the target's, on texts by others."
         table = _table(content.agreement_table(numbers))
         yield _section("Agreement", _figure(drawn, caption), table)
 
@@ -99,7 +102,9 @@ def _confidence(report: VerifyReport) -> Iterator[str]:
     reliability = content.reliability_table(numbers)
     parts = [_table(content.calibration_table(numbers))]
     if reliability:
-        caption = "On the dashed line, tokens of a confidence are accepted just as often."
+        caption = (
+            "On the dashed line, tokens are accepted exactly as often as their confidence says."
+        )
         drawn = _figure(plots.plot_reliability(numbers), caption)
         parts = [drawn, _table(reliability), *parts]
     yield _section("Confidence", *parts)
@@ -111,7 +116,7 @@ def _example(example: ExampleText) -> str:
         for entry in example.rounds
     )
     return (
-        f"<p>The beginning of the answer to prompt {_text(example.id)}. <span class=note>"
+        f"<p>The beginning of the response to prompt {_text(example.id)}. <span class=note>"
         "Underlined: draft tokens that the target accepted. Dotted: the target's own token at the "
         "end of each round.</span></p>\n"
         f'<div class="example">{_prose(example.first)}{rounds}</div>'
@@ -161,7 +166,7 @@ def _text(text: object) -> str:
 
 
 def _prose(text: str) -> str:
-    """As ``_text``, with line breaks and tabs left as they are."""
+    """As ``_text``, but line breaks and tabs are kept."""
     return "".join(part if part in "\n\t" else _text(part) for part in text)
 
 

@@ -1,7 +1,7 @@
 """JUnit XML: a test case for each check and each rule of the gate, so that CI shows them.
 
-JUnit has no word for "inconclusive". It becomes an ``error``: the run ends with exit code 4, and a
-check that decided nothing must not look green.
+JUnit has no word for "inconclusive", so it becomes an ``error``: the run ends with exit code 4, and
+a check that decided nothing must not look green.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Markdown as GitHub reads it: for step summaries, pull requests and model cards."""
+"""Markdown for GitHub: job summaries, pull requests and model cards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dspark_convert.reports.content import (
 from dspark_convert.reports.text import visible
 from dspark_convert.schemas.report import VerifyReport
 
-# Characters of markup, HTML, mentions, references and formulas; a colon makes links and emoji.
+# Characters of markup, HTML, mentions, references and formulas; colons make links and emoji.
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>|~#@&!$^]|:(?!\s)|(?<=www)\.", re.IGNORECASE)
 _MARKS = {"pass": "✅", "fail": "❌", "inconclusive": "⚠️", "skipped": "➖"}
 

@@ -1,7 +1,7 @@
 """Plots as SVG elements for a page: the same bytes for the same numbers, coloured by the page.
 
 matplotlib draws in placeholder colours, which become CSS variables, so that one drawing serves
-light and dark. Texts stay texts.
+light and dark mode. Text stays text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ except ImportError:
     raise DependencyError(
         Finding(
             code="dependency-missing",
-            message="matplotlib is not installed; the HTML page draws its plots with it",
+            message="matplotlib, which draws the plots of the HTML page, is not installed",
             hint="pip install 'dspark-convert[report]'",
         )
     ) from None
@@ -95,7 +95,7 @@ def plot_histogram(numbers: AcceptanceNumbers) -> str:
 
 
 def plot_reliability(numbers: ConfidenceNumbers) -> str:
-    """Acceptance against confidence: on the diagonal the head can be believed."""
+    """Acceptance against confidence; on the diagonal the head is well calibrated."""
     bins = [
         (entry.mean_confidence, entry.acceptance, entry.tokens)
         for entry in numbers.reliability
@@ -126,7 +126,7 @@ def _draw_shares(
 ) -> None:
     positions, shares = _known(values)
     known = [intervals[position - 1] for position in positions]
-    # An interval of resamples may, by its quantiles, lie beside the value itself.
+    # The quantiles of the resamples may not enclose the value itself.
     pairs = [bounds or (share, share) for bounds, share in zip(known, shares, strict=True)]
     below = [max(share - low, 0.0) for (low, _), share in zip(pairs, shares, strict=True)]
     above = [max(high - share, 0.0) for (_, high), share in zip(pairs, shares, strict=True)]
@@ -155,7 +155,7 @@ def _render(name: str, size: tuple[float, float], label: str, draw: Callable[[Ax
 
 
 def _embed(document: str, name: str, label: str) -> str:
-    """The svg element of a document, with ids of its own, CSS colours and a name for readers."""
+    """The svg element of a document, with unique ids, CSS colours and a name for screen readers."""
     svg = document[document.index("<svg") :].strip()
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)

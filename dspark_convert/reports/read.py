@@ -1,4 +1,4 @@
-"""Reading a report back: for comparisons, gates, and pages made later."""
+"""Read a report back, for comparisons, gates, and pages made later."""
 
 from __future__ import annotations
 

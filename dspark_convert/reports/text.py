@@ -1,4 +1,4 @@
-"""Numbers and foreign texts as all forms of a report show them."""
+"""Numbers and untrusted texts as all forms of a report show them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def number(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """What happened as a whole number, what is expected with one decimal."""
+    """A count as a whole number, an expected count with one decimal."""
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:.1f}"

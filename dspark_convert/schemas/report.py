@@ -148,7 +148,7 @@ class AcceptanceNumbers(OwnDocument):
     )
     accepted_length_by_num_speculative_tokens: tuple[float | None, ...] = Field(
         description="entry n-1: what a draft of n tokens would reach: 1 + survival up to n, or "
-        "exactly where a trace was replayed"
+        "exactly, if a trace was replayed"
     )
     accepted_length_by_confidence_threshold: tuple[ThresholdLength, ...] | None = Field(
         default=None, description="null: decoded, or no confidence head"
@@ -201,7 +201,7 @@ class ReliabilityBin(OwnDocument):
 
 
 class ConfidenceNumbers(OwnDocument):
-    """How far the confidence head can be believed."""
+    """How well the confidence head is calibrated."""
 
     tokens: Count = Field(description="drafted tokens whose outcome is known")
     accepted: Count

@@ -1,1 +1,1 @@
-"""A target's run, recorded: prompts in, a trace out; read, written here, or imported."""
+"""A target's run, recorded as a trace; traces are written, read and imported here."""

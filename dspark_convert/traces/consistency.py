@@ -88,7 +88,7 @@ def _invalid_probabilities(numbers: dict[str, Tensor | None]) -> Iterator[Fault]
             wrong,
             "trace-probability-invalid",
             name,
-            "a stored probability cannot be one",
+            "a stored value cannot be a probability",
             lambda index, values=values: f"{float(values.flatten()[index]):g}",  # type: ignore[misc]
         )
 

@@ -27,7 +27,7 @@ STORED_DTYPES: Mapping[FeatureDtype, str] = {
     "float16": "F16",
     "bfloat16": "BF16",
 }
-"""What safetensors calls a dtype."""
+"""The name that safetensors gives a dtype."""
 
 RECORD_AGAIN = "record the trace again, or copy it again"
 
@@ -92,7 +92,7 @@ def _changed(path: Path) -> CheckpointError:
 
 
 def sequence_prefix(index: int) -> str:
-    """What the names of the tensors of one sequence start with."""
+    """The prefix of the tensor names of one sequence."""
     return f"seq.{index:05d}."
 
 
@@ -119,7 +119,7 @@ def sequence_tensors(
 
 
 def trace_error(code: str, message: str, **where: Any) -> TraceError:
-    """A refusal with one finding; ``where`` are further fields of it."""
+    """A refusal with one finding; ``where`` holds its further fields."""
     return TraceError(Finding(code=code, message=message, **where))
 
 
@@ -152,7 +152,7 @@ def _parse_header(text: str, file: str) -> TraceHeader:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise trace_error(
             "trace-header-invalid",
-            f"the header is not that of a trace: {first['msg']}",
+            f"this is not the header of a trace: {first['msg']}",
             file=file,
             key=".".join(map(str, first["loc"]))[:120] or None,
             hint=RECORD_AGAIN,
@@ -160,7 +160,7 @@ def _parse_header(text: str, file: str) -> TraceHeader:
 
 
 def _check_inventory(header: TraceHeader, stored: Sequence[TensorEntry], file: str) -> None:
-    """The tensors of the file are exactly those that its header announces."""
+    """Check that the file has exactly the tensors that its header announces."""
     wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
     for index, entry in enumerate(header.sequences):
         for name, spec in sequence_tensors(header, entry).items():

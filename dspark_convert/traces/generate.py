@@ -1,4 +1,4 @@
-"""Run a target over texts: ones that it writes itself, or given ones.
+"""Run a target over texts, either ones that it writes itself or given ones.
 
 Shapes: R rows, T tokens of a text, P of its prompt, Q tokens of one pass, L layers, H target
 hidden, K largest probabilities, V target vocabulary.
@@ -24,7 +24,7 @@ from dspark_convert.traces.file import not_finite
 from dspark_convert.traces.trace import TraceSequence
 
 _CHUNK = 256
-"""Tokens of a given text in one pass: bounds the logits that are held."""
+"""Tokens of a given text in one pass, which bounds the logits that are held."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class TextInput:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings:
-    """How texts are made and what is kept of them."""
+    """How texts are generated, and what is kept of them."""
 
     layer_ids: tuple[int, ...]
     max_generated: int
-    """Tokens after the prompt: the limit and those that are kept past it."""
+    """Tokens after the prompt: up to the limit, and those kept past it."""
     sampling: SamplingOptions
     stop_token_ids: frozenset[int]
     top_log_probs: int
@@ -60,7 +60,7 @@ def sample_texts(
 ) -> Iterator[TraceSequence]:
     """Let the target continue every prompt, token by token; a text ends with a stop token.
 
-    At temperature 0 it is the text of ``decode_plain``. Above, each prompt has random numbers of
+    At temperature 0 the text is that of ``decode_plain``. Above, each prompt has random numbers of
     its own, so texts do not depend on ``batch_size``. ``generator`` lives on the CPU.
 
     Raises:
@@ -97,7 +97,7 @@ def cut_response(
 
 
 def require_known(texts: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Raise ``UsageError`` (``prompt-empty``, ``prompt-token-unknown``) for what is no text."""
+    """Raise ``UsageError`` (``prompt-empty``, ``prompt-token-unknown``) for invalid texts."""
     for index, token_ids in enumerate(texts):
         unknown = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
         if token_ids and not unknown:
@@ -118,8 +118,8 @@ def describe_tokens(
 ) -> dict[str, Tensor]:
     """What a trace keeps of one position of every row, by field of ``TraceSequence``.
 
-    ``p_RV`` is the law of the token at the settings. Of a greedy law the largest probabilities say
-    nothing, so those at temperature 1 are kept.
+    ``p_RV`` is the distribution of the token at the settings. If it is greedy, its largest
+    probabilities say nothing, so those at temperature 1 are kept.
     """
     largest_logits = logits_RV.float().topk(2).values
     described = {
@@ -182,7 +182,7 @@ def _sample_batch(
     running = list(range(len(rows)))
     for step in range(settings.max_generated):
         token_ids = _choose([rows[i] for i in running], output, uniforms[running, step], settings)
-        # The last token is read as well: its features belong to the text.
+        # The last token is read too, because its features belong to the text.
         output = session.extend(token_ids[:, None])
         for i, features in zip(running, _features_of(output, settings), strict=True):
             rows[i].features.append(features)

@@ -1,7 +1,7 @@
 """Texts from elsewhere: a prompt and the response to it, from JSON lines.
 
-A line is that of a prompts file with ``response`` (text) or ``response_token_ids`` beside the
-prompt, or a chat (``messages``) whose last turn is the assistant's.
+A line is that of a prompts file with an additional ``response`` (text) or ``response_token_ids``,
+or a chat (``messages``) whose last turn is the assistant's.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ def _entry(line: str) -> dict[str, Any]:
 def _token_ids(value: object, where: str) -> tuple[int, ...]:
     if isinstance(value, list) and value and all(type(item) is int for item in value):
         return tuple(value)
-    raise _invalid("response_token_ids is a list of token ids that is not empty", where)
+    raise _invalid("response_token_ids must be a non-empty list of token ids", where)
 
 
 def _encode_response(value: object, where: str, tokenizer: Any | None) -> tuple[int, ...]:
     if not isinstance(value, str) or not value:
-        raise _invalid("response is a text that is not empty", where)
+        raise _invalid("response must be a non-empty text", where)
     if tokenizer is None:
         raise prompt_error(
             "tokenizer-missing",
-            "the target's folder has no tokenizer to read text responses with",
+            "the target's folder has no tokenizer for text responses",
             where,
             hint="add its tokenizer files, or give prompt_token_ids and response_token_ids",
         )
@@ -79,7 +79,7 @@ def _encode_chat(prompt: Prompt, tokenizer: Any | None) -> TextInput:
     assert prompt.messages is not None
     asked = replace(prompt, messages=prompt.messages[:-1])
     if not asked.messages:
-        raise _invalid("a chat starts with a turn that is not the assistant's", prompt.id)
+        raise _invalid("a chat must start with a turn that is not the assistant's", prompt.id)
     (prompt_ids,) = encode_prompts([asked], tokenizer)
     assert tokenizer is not None, "encode_prompts refuses chats without one"
     whole = tokenizer.apply_chat_template(
@@ -88,7 +88,7 @@ def _encode_chat(prompt: Prompt, tokenizer: Any | None) -> TextInput:
     if whole[: len(prompt_ids)] != prompt_ids or len(whole) == len(prompt_ids):
         raise prompt_error(
             "chat-template-rewrites",
-            "the chat template writes the prompt differently once it is answered",
+            "the chat template renders the prompt differently once a response follows",
             prompt.id,
             hint="give prompt_token_ids and response_token_ids",
         )

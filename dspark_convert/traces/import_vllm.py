@@ -1,8 +1,9 @@
-"""Make a trace of the files of vLLM's hidden-state extraction (FORMATS, section 8).
+"""Make a trace from the files of vLLM's hidden-state extraction.
 
-One safetensors file a request: ``hidden_states`` [T, L, H] and ``token_ids`` int64 [T] of prompt
-and response together. Neither the length of the prompt nor any log p is in the file. vLLM counts
-layers from the embedding: its id i is the output of decoder layer i - 1.
+There is one safetensors file per request (``example_hidden_states_connector.py`` in vLLM 0.33.0):
+``hidden_states`` [T, L, H] and ``token_ids`` int64 [T] of prompt and response together. Neither the
+length of the prompt nor any log p is in the file. vLLM counts layers from the embedding: its id i
+is the output of decoder layer i - 1.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from dspark_convert.traces.writer import staged_trace, trace_nbytes
 Progress = Callable[[str, int, int], None]
 
 MIN_AGREEMENT = 0.9
-"""Below this share of tokens that are the target's first choice, a text is not a greedy one.
+"""If a smaller share of its tokens are the target's first choice, a text is not greedy.
 
-Batching and kernels move few choices (ties); sampling at temperature 1 moves far more.
+Batching and kernels change few choices (ties); sampling at temperature 1 changes far more.
 """
 
 
@@ -78,7 +79,7 @@ class ImportOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse values that make no sense."""
         for name in ("prompt_length", "max_new_tokens"):
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
@@ -86,13 +87,13 @@ class ImportOptions:
         if self.stop_token_ids and min(self.stop_token_ids) < 0:
             raise option_out_of_range("stop_token_ids", "0 or above", min(self.stop_token_ids))
         if not self.layers:
-            raise option_out_of_range("layers", "one id or more", 0)
+            raise option_out_of_range("layers", "at least one id", 0)
         if (self.prompt_length is None) == (self.prompt_lengths is None):
             raise UsageError(
                 Finding(
                     code="prompt-length-missing",
                     message="vLLM's files do not say where the prompt ends and the response starts",
-                    expected="--prompt-lengths FILE or --prompt-length N, one of them",
+                    expected="either --prompt-lengths FILE or --prompt-length N",
                 )
             )
 
@@ -106,7 +107,7 @@ def import_vllm(
     """Make the trace; returns its header and notes about it.
 
     Raises:
-        UsageError: options that cannot be meant.
+        UsageError: options that make no sense.
         CheckpointError, DialectError, DraftError: an input cannot be read.
         TraceError: ``import-empty``, ``import-still-writing``, ``import-file-invalid``,
             ``import-prompt-length-unknown``, ``import-text-too-short``,
@@ -162,7 +163,7 @@ def _prompt_length_of(options: ImportOptions) -> Callable[[str], int | None]:
 
 
 def _validate_origin(plan: TraceHeader) -> tuple[Finding, ...]:
-    """What can be known of the target's choices, which only its last layer tells."""
+    """Check what can be known of the target's choices, which follow only from its last layer."""
     if plan.has_argmax:
         return ()
     hint = "extract the last layer too: its id for vLLM is the number of layers of the target"
@@ -176,7 +177,7 @@ def _validate_origin(plan: TraceHeader) -> tuple[Finding, ...]:
     return (
         Finding(
             code="import-greedy-unchecked",
-            message="that the texts are the target's greedy ones is taken on trust",
+            message="that the texts are greedy texts of the target is taken on trust",
             severity="note",
             hint=hint,
         ),
@@ -184,7 +185,7 @@ def _validate_origin(plan: TraceHeader) -> tuple[Finding, ...]:
 
 
 def _choose_limit(options: ImportOptions, extracts: Sequence[Extract], extra: int) -> int:
-    """G: for greedy texts, every one that no stop token ends goes on for ``extra`` past it."""
+    """The limit G: every greedy text that no stop token ends must go on for ``extra`` past it."""
     if options.text_origin == "given":
         return options.max_new_tokens or max(len(extract.response) for extract in extracts)
     endless = [extract for extract in extracts if not extract.stopped]
@@ -259,7 +260,7 @@ def _read_sequence(
         token_ids: Tensor = stored.get_tensor(TOKEN_IDS)[: entry.num_tokens]
     argmax_ids = top2_gap = None
     if head is not None:
-        # A hidden state decides about the token after it.
+        # A hidden state decides the token after it.
         argmax_ids, top2_gap = head.choose(features[entry.first_generated - 1 : -1, -1])
     return TraceSequence(
         id=entry.id,
@@ -284,7 +285,7 @@ def _require_greedy(agreed: int, plan: TraceHeader) -> None:
     if agreed < MIN_AGREEMENT * total:
         raise trace_error(
             "import-text-not-greedy",
-            "the texts are not the target's greedy ones",
+            "the texts are not greedy texts of the target",
             expected=f"at least {MIN_AGREEMENT:.0%} of the tokens are its first choice",
             found=f"{agreed} of {total} tokens",
             hint="generate at temperature 0; check --prompt-lengths and --target; or use "

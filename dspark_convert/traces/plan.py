@@ -62,7 +62,7 @@ class Pair:
 
 
 def read_pair(draft: Path, target: Path) -> Pair:
-    """Read a draft's and a target's headers, and judge whether they fit.
+    """Read the headers of a draft and a target, and check that they fit.
 
     Raises:
         CheckpointError, DialectError, DraftError: an input cannot be read, they do not fit (see
@@ -84,7 +84,7 @@ def choose_layers(pair: Pair, layers: Layers, *, neighbours: bool) -> tuple[int,
     wanted, every = pair.draft.config.target_layer_ids, range(-1, min(pair.depth, MAX_LAYERS))
     chosen = set(every if layers == "all" else layers or wanted)
     if beyond := sorted(chosen - set(every)):
-        raise _usage("layers-unknown", "the target has no such layers", every, beyond)
+        raise _usage("layers-unknown", "the target does not have these layers", every, beyond)
     if absent := sorted(set(wanted) - chosen):
         raise _usage("layers-lack-draft", "the draft needs more layers", sorted(wanted), absent)
     if neighbours:
@@ -93,7 +93,7 @@ def choose_layers(pair: Pair, layers: Layers, *, neighbours: bool) -> tuple[int,
 
 
 def identify_target(weights: TargetWeights, dtype: str) -> TraceTarget:
-    """Who the target is, by its files."""
+    """Which model the target is, going by its files."""
     folder = weights.checkpoint.folder.resolve()
     in_hub_cache = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name)
     return TraceTarget(
@@ -110,7 +110,7 @@ def identify_target(weights: TargetWeights, dtype: str) -> TraceTarget:
 
 
 def stored_dtype(weights: TargetWeights) -> FeatureDtype:
-    """The dtype in which transformers loads the target when it is told none."""
+    """The dtype in which transformers loads the target if none is given."""
     config = weights.config
     named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
     by_tensor: dict[str, FeatureDtype] = {"F16": "float16", "BF16": "bfloat16"}
@@ -121,7 +121,7 @@ def stored_dtype(weights: TargetWeights) -> FeatureDtype:
 
 
 def stop_token_ids_of(weights: TargetWeights) -> frozenset[int]:
-    """The end-of-sequence ids of the generation config, else of the config; maybe none."""
+    """The end-of-sequence ids of the generation config, else of the config; possibly none."""
     path = weights.checkpoint.folder / "generation_config.json"
     document: Any = read_json(path) if path.exists() else weights.checkpoint.config
     ids = document.get("eos_token_id") if isinstance(document, dict) else None

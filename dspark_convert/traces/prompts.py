@@ -2,7 +2,7 @@
 
 JSON lines may hold ``prompt`` (text), ``prompt_token_ids``, ``messages`` (a chat) or ``turns``
 (DeepSpec: user turns, of which the first is used); ``id`` names the line in reports. Any other file
-is plain text, one prompt a line.
+is plain text, one prompt per line.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_prompts(path: Path | None) -> list[Prompt]:
         prompts = [_parse_line(line, number, name) for number, line in lines]
     if not prompts:
         raise prompt_error(
-            "prompts-empty", "the file holds no prompt", name, hint="give one a line"
+            "prompts-empty", "the file holds no prompt", name, hint="give one prompt per line"
         )
     return prompts
 
@@ -69,7 +69,7 @@ def _encode(prompt: Prompt, tokenizer: Any | None) -> list[int]:
     if tokenizer is None:
         raise prompt_error(
             "tokenizer-missing",
-            "the target's folder has no tokenizer to read text prompts with",
+            "the target's folder has no tokenizer for text prompts",
             prompt.id,
             hint="add its tokenizer files, or give --prompts with prompt_token_ids",
         )

@@ -1,4 +1,4 @@
-"""Record a trace: run a target once over some prompts, and keep what judging drafts needs."""
+"""Record a trace: run a target once over some prompts, and keep what is needed to judge drafts."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _CPU = torch.device("cpu")
 class RecordOptions:
     """All knobs of ``dspark-verify record``.
 
-    ``dtype`` None runs the target as it is stored; ``feature_dtype`` None keeps hidden states in
-    the dtype that they have there. ``stop_token_ids`` None: the target's own. With ``given`` the
-    prompts file holds responses, which the target only reads.
+    ``dtype`` None runs the target in its stored dtype; ``feature_dtype`` None keeps hidden states
+    in the dtype in which the target computes them. ``stop_token_ids`` None: the target's own. With
+    ``given`` the prompts file holds responses, which the target only reads.
 
     Raises ``UsageError`` (``option-out-of-range``, ``given-needs-prompts``).
     """
@@ -83,7 +83,7 @@ class RecordOptions:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse values that make no sense."""
         for name, least in (("max_new_tokens", 1), ("batch_size", 1), ("top_log_probs", 0)):
             value: int = getattr(self, name)
             if value < least:
@@ -94,7 +94,7 @@ class RecordOptions:
             raise UsageError(
                 Finding(
                     code="given-needs-prompts",
-                    message="--given reads responses from a file, and no --prompts was given",
+                    message="--given reads responses from a file, but --prompts is missing",
                     hint="give --prompts FILE whose lines hold a prompt and its response",
                 )
             )
@@ -108,10 +108,11 @@ def record(
 ) -> TraceHeader:
     """Record a trace for a draft and return its header.
 
-    ``on_size`` is called, before the target is loaded, with how large the trace can become at most.
+    ``on_size`` is called, before the target is loaded, with the largest size the trace can reach,
+    in bytes.
 
     Raises:
-        UsageError: options that cannot be meant, prompts that the target cannot read.
+        UsageError: options that make no sense, prompts that the target cannot read.
         CheckpointError, DialectError, DraftError, PromptError: an input cannot be read.
         TraceError: ``trace-too-large``, ``trace-not-finite``, ``target-tensor-unsupported``.
         OutputError: see ``staged_trace``.
@@ -145,7 +146,7 @@ def record(
 
 
 def plan_header(options: RecordOptions, pair: Pair, texts: Sequence[TextInput]) -> TraceHeader:
-    """The header, with every sequence as long as it can become."""
+    """The header, with every sequence at its greatest possible length."""
     sampling, stop = options.sampling, options.stop_token_ids
     largest = min(options.top_log_probs, pair.vocab_size)
     generated = options.max_new_tokens + pair.extra_tokens
@@ -177,7 +178,7 @@ def plan_header(options: RecordOptions, pair: Pair, texts: Sequence[TextInput]) 
 def run_texts(
     target: Target, texts: Sequence[TextInput], plan: TraceHeader, options: RecordOptions
 ) -> Iterator[TraceSequence]:
-    """The sequences that the plan announces, one after the other."""
+    """The sequences that the plan announces, one after another."""
     settings = TextSettings(
         layer_ids=plan.layer_ids,
         max_generated=plan.max_new_tokens + plan.extra_tokens,
@@ -204,7 +205,7 @@ def _read_inputs(options: RecordOptions) -> list[TextInput]:
             TextInput(prompt.id, tuple(ids)) for prompt, ids in zip(prompts, encoded, strict=True)
         ]
     if len(texts) > MAX_SEQUENCES:
-        raise option_out_of_range("prompts", f"at most {MAX_SEQUENCES} a trace", len(texts))
+        raise option_out_of_range("prompts", f"at most {MAX_SEQUENCES} per trace", len(texts))
     return texts
 
 

@@ -22,7 +22,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TargetHead:
-    """Chooses the next token of a hidden state that left the last decoder layer."""
+    """Chooses the next token from a hidden state that left the last decoder layer."""
 
     norm: nn.Module
     weight: Tensor
@@ -46,9 +46,10 @@ class TargetHead:
 def load_target_head(
     weights: TargetWeights, dtype: torch.dtype, *, trust_remote_code: bool = False
 ) -> TargetHead:
-    """Read final norm and output head of a target, in ``dtype``, and nothing else of it.
+    """Read the final norm and output head of a target, in ``dtype``, and nothing else.
 
-    Where code of the folder may not run, that is an error: transformers must not ask on stdout.
+    If the folder needs code that may not run, that is an error: transformers must not ask on
+    stdout.
 
     Raises ``TraceError`` (``target-head-unsupported``).
     """
@@ -68,7 +69,7 @@ def load_target_head(
     for name, parameter in norm.state_dict().items():
         stored = weights.checkpoint.tensors.get(prefix + name)
         if stored is None or stored.shape != tuple(parameter.shape):
-            raise _unsupported(f"the checkpoint has no fitting tensor {prefix}{name}")
+            raise _unsupported(f"the checkpoint has no matching tensor {prefix}{name}")
         tensors[name] = read_weight(stored, _CPU).to(dtype)
     norm.load_state_dict(tensors, assign=True)
     return TargetHead(norm, read_weight(weights.lm_head, _CPU).to(dtype))

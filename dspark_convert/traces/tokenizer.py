@@ -15,7 +15,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any | None:
-    """The tokenizer of a folder; None when there are no tokenizer files.
+    """The tokenizer of a folder; None if there are no tokenizer files.
 
     Raises:
         PromptError: ``tokenizer-unreadable``.

@@ -2,7 +2,7 @@
 
 A trace is a safetensors file. The text ``dspark_trace`` of its metadata is a ``TraceHeader``; each
 sequence has tensors ``seq.NNNNN.NAME`` (see `sequence_tensors`), and the rows that a draft borrows
-from its target lie beside them under their canonical names. Several files of one run are a set.
+from its target are stored too, under their canonical names. Several files of one run are a set.
 
 Shapes: T tokens of a text, P of its prompt, K largest probabilities, L layers, H target hidden.
 """
@@ -58,7 +58,7 @@ class TraceSequence:
 
     id: str
     token_ids: Tensor
-    """int64 [T]: the prompt and all that follows it."""
+    """int64 [T]: the prompt and everything after it."""
     first_generated: int
     """P, the position of the first token after the prompt."""
     layer_ids: tuple[int, ...]
@@ -69,19 +69,19 @@ class TraceSequence:
     top_ids: Tensor | None = None
     """int32 [T - P, K], most likely first."""
     top_log_probs: Tensor | None = None
-    """fp32 [T - P, K]; -inf where fewer than K tokens have a probability."""
+    """fp32 [T - P, K]; -inf if fewer than K tokens have a nonzero probability."""
     tail_mass: Tensor | None = None
-    """fp32 [T - P]: probability of all other tokens together."""
+    """fp32 [T - P]: the probability of all other tokens together."""
     argmax_ids: Tensor | None = None
     """int64 [T - P]."""
     top2_gap: Tensor | None = None
-    """fp32 [T - P]: between the two largest raw logits."""
+    """fp32 [T - P]: the gap between the two largest raw logits."""
     finite_layers: set[int] = field(default_factory=set, init=False, compare=False, repr=False)
     """Layers whose features were found to be finite."""
 
     @property
     def entry(self) -> TraceSequenceEntry:
-        """What a header says of this text."""
+        """What a header says about this text."""
         return TraceSequenceEntry(
             id=self.id, num_tokens=len(self.token_ids), first_generated=self.first_generated
         )
@@ -110,7 +110,7 @@ class TraceSequence:
 class Trace:
     """The sequences of one file or of a set, read one at a time and memory-mapped.
 
-    Going through it again reads them again.
+    Iterating again reads them again.
     """
 
     def __init__(self, files: Sequence[TraceFile]) -> None:
@@ -182,7 +182,7 @@ def open_trace(*paths: Path) -> Trace:
     """Open a trace: a file, several files, or folders of files. No tensor data is read.
 
     Raises:
-        CheckpointError: a file is no safetensors file, or damaged, or truncated.
+        CheckpointError: a file is not a safetensors file, or is damaged or truncated.
         TraceError: ``trace-missing``, ``trace-foreign``, ``trace-header-invalid``,
             ``trace-version-unsupported``, ``trace-tensor-missing``, ``trace-tensor-unexpected``,
             ``trace-tensor-mismatch``, ``trace-set-mixed``.
@@ -255,7 +255,7 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _check_values(sequence: TraceSequence, file: TraceFile, prefix: str) -> None:
-    """Ids index tables, so they must be in range; a sampled text must be whole."""
+    """Ids index tables, so they must be in range; a sampled text must be complete."""
     header, where = file.header, file.path.name
     for name in ("token_ids", "argmax_ids", "top_ids"):
         ids: Tensor | None = getattr(sequence, name)
@@ -278,7 +278,7 @@ def _check_values(sequence: TraceSequence, file: TraceFile, prefix: str) -> None
     if header.text_origin == "target" and length < whole and not stopped:
         raise trace_error(
             "trace-text-incomplete",
-            "a text ends before its limit, and not with a stop token",
+            "a text ends before its limit, without a stop token",
             file=where,
             tensor=f"{prefix}token_ids",
             expected=f"{whole} generated tokens",
@@ -290,14 +290,14 @@ def _check_values(sequence: TraceSequence, file: TraceFile, prefix: str) -> None
 
 
 def _require_one_run(first: TraceFile, other: TraceFile) -> None:
-    """Files of a set differ only in their sequences, their seed, and what they lend to drafts."""
+    """Files of a set may differ only in sequences, seed, and the tensors that drafts borrow."""
     differing = {"sequences", "seed", "has_embedding", "has_lm_head", "tool_version"}
     one, two = (file.header.model_dump(exclude=differing) for file in (first, other))
     for key, value in one.items():
         if two[key] != value:
             raise trace_error(
                 "trace-set-mixed",
-                "the files of a set must come from one target with one setting",
+                "the files of a set must come from one target with the same settings",
                 file=other.path.name,
                 key=key,
                 expected=f"{value} as in {first.path.name}",
@@ -310,7 +310,7 @@ def _require_recorded(recorded: Sequence[int], wanted: Sequence[int]) -> None:
     if missing := sorted(set(wanted) - set(recorded)):
         raise trace_error(
             "trace-layers-missing",
-            "the trace lacks hidden states of layers that the draft listens to",
+            "the trace lacks hidden states of layers that the draft reads",
             expected=f"layers {sorted(set(wanted))}",
             found=f"layers {sorted(recorded)}; missing {missing}",
             hint="record again with --for this draft, or with --layers all",

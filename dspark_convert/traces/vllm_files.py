@@ -1,7 +1,7 @@
-"""The files of vLLM's hidden-state extraction, checked (FORMATS, section 8).
+"""The files of vLLM's hidden-state extraction, checked.
 
-One safetensors file a request: ``hidden_states`` [T, L, H] and ``token_ids`` int64 [T] of prompt
-and response together; T tokens, L layers, H target hidden.
+There is one safetensors file per request: ``hidden_states`` [T, L, H] and ``token_ids`` int64 [T]
+of prompt and response together; T tokens, L layers, H target hidden.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExtractSpec:
     vocab_size: int
     stop_token_ids: frozenset[int]
     prompt_length_of: Callable[[str], int | None]
-    """By file name without its suffix; None where nobody knows."""
+    """By file name without its suffix; None if not known."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def read_extracts(folder: Path, spec: ExtractSpec) -> list[Extract]:
     """Check every file of a folder; only token ids are read.
 
     Raises:
-        CheckpointError: a file is no safetensors file, or damaged, or truncated.
+        CheckpointError: a file is not a safetensors file, or is damaged or truncated.
         UsageError: ``option-out-of-range`` for more files than a trace holds.
         TraceError: ``import-empty``, ``import-still-writing``, ``import-file-invalid``,
             ``import-dtypes-mixed``, ``import-prompt-length-unknown``, ``import-text-too-short``.
@@ -76,7 +76,7 @@ def read_extracts(folder: Path, spec: ExtractSpec) -> list[Extract]:
             hint="give the shared_storage_path of vLLM's hidden-state connector",
         )
     if len(paths) > MAX_SEQUENCES:
-        raise option_out_of_range("files", f"at most {MAX_SEQUENCES} a trace", len(paths))
+        raise option_out_of_range("files", f"at most {MAX_SEQUENCES} per trace", len(paths))
     extracts = [_read_extract(path, spec) for path in paths]
     if len(dtypes := {extract.dtype for extract in extracts}) > 1:
         raise trace_error(
@@ -89,7 +89,7 @@ def read_extracts(folder: Path, spec: ExtractSpec) -> list[Extract]:
 
 
 def read_prompt_lengths(path: Path) -> dict[str, int]:
-    """Prompt lengths by id, of JSON lines ``{"id": ..., "prompt_length": ...}``.
+    """Prompt lengths by id, from JSON lines ``{"id": ..., "prompt_length": ...}``.
 
     Raises:
         CheckpointError: ``bad-json``, and those of ``read_limited``.
@@ -133,7 +133,7 @@ def _read_extract(path: Path, spec: ExtractSpec) -> Extract:
     if prompt is None:
         raise trace_error(
             "import-prompt-length-unknown",
-            "nothing says where in this file the response starts",
+            "nothing says where the response starts in this file",
             file=path.name,
             hint=f'add {{"id": "{path.stem}", "prompt_length": N}} to --prompt-lengths',
         )
@@ -149,7 +149,7 @@ def _read_extract(path: Path, spec: ExtractSpec) -> Extract:
 
 
 def _require_written(path: Path) -> None:
-    """vLLM holds a lock on ``NAME.lock`` while it writes; an abandoned file means nothing."""
+    """vLLM holds a lock on ``NAME.lock`` while it writes; an abandoned lock file means nothing."""
     lock = path.with_name(f"{path.name}.lock")
     if not os.path.lexists(lock):
         return

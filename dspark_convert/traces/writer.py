@@ -1,8 +1,8 @@
 """Write a trace: streamed to disk one sequence at a time, and put in place whole or not at all.
 
-The header of a safetensors file comes first and knows every length, which generation does not. So
-tensors go to nameless temporary files, one for each dtype, and at the end behind their header, in
-the order in which the safetensors library lays a file out.
+The header of a safetensors file comes first and states every length, which is not known while texts
+are generated. So tensors go to nameless temporary files, one per dtype, and at the end are copied
+behind their header, in the order in which the safetensors library lays out a file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TORCH_DTYPES = {
 
 
 def trace_nbytes(header: TraceHeader, borrowed: Mapping[str, StoredTensor]) -> int:
-    """Bytes of the tensors of a trace, its header aside."""
+    """Bytes of the tensors of a trace, without its header."""
     sizes = [
         tensor_nbytes(dtype, shape)
         for entry in header.sequences
@@ -75,10 +75,11 @@ def staged_trace(
 ) -> Iterator[TraceWriter]:
     """Yield a writer whose trace appears at ``output`` when the block ends well.
 
-    ``plan`` is the header with the longest that each sequence can be; ``borrowed`` are the target's
-    tensors to lend, by canonical name. After an exception or a signal ``output`` is as it was. An
-    existing ``output`` is replaced only with ``overwrite``, and only if it is a trace; it may not
-    lie in a ``protected`` folder. On disk, the trace takes twice its size while it is assembled.
+    ``plan`` is the header with each sequence at its greatest length; ``borrowed`` holds the
+    target's tensors that drafts may borrow, by canonical name. After an exception or a signal
+    ``output`` is as it was. An existing ``output`` is replaced only with ``overwrite``, and only if
+    it is a trace; it may not lie in a ``protected`` folder. On disk, the trace takes twice its size
+    while it is assembled.
 
     Raises ``OutputError``: ``output-parent-missing``, ``output-protected``, ``output-exists``,
     ``output-not-ours``, ``output-busy``, ``output-not-writable``, ``disk-full``. Signals are as in
@@ -122,7 +123,7 @@ class TraceWriter:
 
     @property
     def header(self) -> TraceHeader:
-        """The header of what was added so far."""
+        """The header of what has been added so far."""
         document = {**self._plan.model_dump(), "sequences": tuple(self._sequences)}
         return TraceHeader.model_validate(document)
 
@@ -198,7 +199,7 @@ def _require_replaceable(place: Path, *, overwrite: bool) -> None:
     if not overwrite:
         raise _refusal(
             "output-exists",
-            "the output exists",
+            "the output already exists",
             place,
             hint="choose another output, or use --overwrite",
         )

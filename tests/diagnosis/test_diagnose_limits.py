@@ -197,7 +197,7 @@ def test_texts_without_an_anchor_say_nothing_of_the_draft(tmp_path: Path) -> Non
     suspect = suspect_of_target(options, on_progress=lambda *news: None)
     diagnosis = diagnose(suspect, DecodeOptions(max_new_tokens=4, stop_token_ids=every))
     assert (diagnosis.verdict, diagnosis.anchors, diagnosis.texts) == ("undecided", 0, 8)
-    assert "end at once" in diagnosis.reason
+    assert "end immediately" in diagnosis.reason
 
 
 @pytest.mark.parametrize("options", [[], ["--trace", "t", "--target", str(TARGET)]])

@@ -1,7 +1,7 @@
-"""Writes the pages of this folder that follow from the code: checks.md, cli.md and engines.md.
+"""Write the pages of this folder that follow from the code: checks.md, cli.md and engines.md.
 
 python docs/generate.py            # write them
-python docs/generate.py --check    # exit 1 if one is not what the code says
+python docs/generate.py --check    # exit with 1 if one does not match the code
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def render_checks() -> str:
     lines = [
         "# Checks",
         _NOTICE,
-        "`dspark-verify check` gives each of these a verdict: `pass`, `fail`, `inconclusive`, or "
-        "`skipped` with the reason. `dspark-verify explain ID` prints the same text.",
+        "`dspark-verify check` gives each of these checks a verdict: `pass`, `fail`, "
+        "`inconclusive`, or `skipped` with the reason. `dspark-verify explain ID` prints the "
+        "same text.",
     ]
     for check_id, entry in CATALOG.items():
         lines += [
@@ -58,17 +59,17 @@ def render_engines() -> str:
         "# Engines",
         _NOTICE,
         "What each engine does with a DSpark draft, read in the source of the version named. "
-        "`dspark-convert engines DRAFT` says which of this holds for one draft, with the evidence "
-        "and the line that starts it; `dspark-convert to-dense --for ENGINE` writes the spelling "
-        "that the engine reads.",
-        "A *silent fault* is the dangerous kind: the draft loads, the output is right, and the "
-        "accepted length is lower than it should be. N is the number of tokens that a round "
+        "`dspark-convert engines DRAFT` says which of these apply to your draft, with the evidence "
+        "and the command that starts the engine; `dspark-convert to-dense --for ENGINE` writes the "
+        "spelling that the engine reads.",
+        "A *silent fault* is the dangerous kind: the draft loads and the output is correct, but "
+        "the accepted length is lower than it should be. N is the number of tokens that a round "
         "drafts, B the block size.",
     ]
     for engine in ENGINES.values():
         claims = sorted(engine.claims, key=lambda claim: VERDICTS.index(claim.verdict))
         sections.append(f"## {engine.name} {engine.version}")
-        sections.append(_table(("verdict", "because", "way out"), map(_claim_row, claims)))
+        sections.append(_table(("verdict", "because", "what to do"), map(_claim_row, claims)))
     return "\n\n".join(sections) + "\n"
 
 
@@ -91,7 +92,7 @@ class _Parameter:
 
     names: tuple[str, ...]
     value: str | None
-    """How its value is written; None for a flag."""
+    """The placeholder for its value; None for a flag."""
     is_argument: bool
     help: str
     default: str
@@ -175,7 +176,7 @@ def main(arguments: list[str]) -> int:
         elif not page.is_file() or page.read_text(encoding="utf-8") != text:
             drifted.append(name)
     if drifted:
-        sys.stderr.write(f"not what the code says: {', '.join(drifted)}; run docs/generate.py\n")
+        sys.stderr.write(f"out of date: {', '.join(drifted)}; run docs/generate.py\n")
     return 1 if drifted else 0
 
 

@@ -1,7 +1,6 @@
 """What each engine does with a checkpoint: claims as data, one module and one row per engine.
 
-Every claim was read in the source of the version named (``evidence`` is the file); section 7 of
-FORMATS has the whole matrix.
+Every claim was read in the source of the version named; ``evidence`` is the file.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from dspark_convert.schemas.plan import EngineNote
 ENGINES: Mapping[str, Engine] = {
     engine.key: engine for engine in (VLLM, SGLANG, LLAMA_CPP, DEEPSPEC, SPECULATORS)
 }
-"""Every engine, by its key. A new one is a module and a row here; nothing else names any."""
+"""Every engine, by its key. A new one is a module and a row here; nothing else names an engine."""
 
 REFERENCE = "reference"
-"""What ``--for`` calls the reference dense form, which is for no engine in particular."""
+"""The name that ``--for`` gives the reference dense form, which is for no particular engine."""
 
 __all__ = [
     "ENGINES",
@@ -56,22 +55,22 @@ def find_engine(key: str) -> Engine | None:
         raise UsageError(
             Finding(
                 code="unknown-engine",
-                message="there is no spelling for an engine of this name",
+                message="no engine of this name has a spelling",
                 found=key,
                 expected=", ".join(written_for()),
-                hint="give one of these with --for",
+                hint="give one of these to --for",
             )
         )
     return None if key == REFERENCE else ENGINES[key]
 
 
 def engine_notes(draft: EngineView) -> tuple[EngineNote, ...]:
-    """What every engine does with ``draft``, refusals first; "loads" where no claim speaks."""
+    """What every engine does with ``draft``, refusals first; "loads" if no claim holds."""
     return tuple(note for engine in ENGINES.values() for note in notes_of(engine, draft))
 
 
 def notes_of(engine: Engine, draft: EngineView) -> tuple[EngineNote, ...]:
-    """What one engine does with ``draft``, with advice about the others where it cannot run it."""
+    """What one engine does with ``draft``, with advice about the others if it cannot run it."""
     return engine.notes(draft, _elsewhere(engine, draft))
 
 
@@ -89,7 +88,7 @@ def _serving() -> Iterable[Engine]:
 
 
 def _elsewhere(engine: Engine, draft: EngineView) -> str:
-    """Who runs a draft that ``engine`` cannot: as it is, else once it is converted."""
+    """The engines that run a draft which ``engine`` cannot: as it is, or after a conversion."""
     others = [other for other in _serving() if other is not engine]
     running = [other.name for other in others if other.runs(draft)]
     if running:
@@ -101,4 +100,4 @@ def _elsewhere(engine: Engine, draft: EngineView) -> str:
     ]
     if willing:
         return f"convert it for {' or '.join(willing)}, and run it there"
-    return "none of these engines runs this draft as it is meant"
+    return "none of these engines runs this draft as intended"

@@ -1,6 +1,6 @@
-"""What an engine is to us: claims about what it does, the spelling it reads, how it is started.
+"""An engine as data: claims about what it does, the spelling it reads, how it is started.
 
-One module per engine fills these values in; nothing here knows any engine by name.
+One module per engine fills in these values; nothing here knows an engine by name.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from dspark_convert.schemas.plan import EngineNote
 
 EngineVerdict = Literal["refuses", "silent", "loads"]
 VERDICTS: tuple[EngineVerdict, ...] = ("refuses", "silent", "loads")
-"""From the gravest to the best. ``silent``: it loads, and drafts worse without a word."""
+"""From the gravest to the best. ``silent``: it loads, but drafts worse without saying so."""
 
 TARGET = "TARGET"
-"""Stands for the target model in a launch line: a draft's own word for it is not trusted."""
+"""Stands for the target model in a launch line: the name that a draft gives is not trusted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One thing that an engine does when a condition holds; whose it is, its engine says."""
+    """One thing that an engine does if a condition holds; the engine owns its claims."""
 
     verdict: EngineVerdict
     when: Callable[[EngineView], bool]
     reason: str
     """May use ``{n}``, the number of speculative tokens, and ``{block}``, the block size."""
     evidence: str
-    """The file of the engine, of the version that ``Engine`` names, where this was read."""
+    """The engine's file, in the version that ``Engine`` names, where this was read."""
     code: str
     way_out: str = ""
     """What to do about it; ``{elsewhere}`` names the engines that run the draft instead."""
     avoided_by_launch: bool = False
-    """Whether our launch line takes the fault away."""
+    """Whether our launch line avoids the fault."""
     inherent: bool = False
     """Whether the draft itself is at fault, so that no conversion for this engine helps."""
 
     @property
     def hinders(self) -> bool:
-        """Whether the engine does not run the draft as it is meant."""
+        """Whether the claim keeps the engine from running the draft as intended."""
         return self.verdict != "loads" and not self.avoided_by_launch
 
 
 @dataclass(frozen=True)
 class KeySpelling:
-    """One config key that an engine wants beside the reference spelling."""
+    """One config key that an engine needs in addition to the reference spelling."""
 
     path: KeyPath
     value: Callable[[DraftConfig], Any]
@@ -59,13 +59,13 @@ class KeySpelling:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a dense checkpoint must be written so that the engine reads what is meant."""
+    """How a dense checkpoint must be written for the engine to read it as intended."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """Stored names that differ from the reference form, by canonical name."""
     keys: tuple[KeySpelling, ...] = ()
     zeros: tuple[str, ...] = ()
-    """Optional tensors that are written as zeros, their meaning when absent."""
+    """Optional tensors that are written as zeros, which is what their absence means."""
     ignores: Callable[[DraftConfig], tuple[str, ...]] = lambda config: ()
     """Tensors that it takes from the target, whatever the draft stores."""
 
@@ -75,17 +75,17 @@ class Engine:
     """An engine at one version: a file of this package, and a row of ``ENGINES``."""
 
     key: str
-    """As ``--for`` spells it."""
+    """Its name for ``--for``."""
     name: str
     version: str
     claims: tuple[Claim, ...]
     commands: Callable[[str, int], tuple[tuple[str, ...], ...]]
-    """Commands that use the draft at a path, drafting so many tokens a round."""
+    """Commands that use the draft at a path, drafting this many tokens per round."""
     spelling: Spelling = field(default_factory=Spelling)
     reads_dense: bool = True
     """Whether it reads the dense form, so that ``--for`` can write for it."""
     serves: bool = True
-    """Whether it drafts for a target, rather than only loading the draft."""
+    """Whether it drafts for a target instead of only loading the draft."""
 
     def holding(self, draft: EngineView) -> list[Claim]:
         """Every claim that holds for ``draft``, the gravest first."""
@@ -93,22 +93,22 @@ class Engine:
         return sorted(claims, key=lambda claim: VERDICTS.index(claim.verdict))
 
     def notes(self, draft: EngineView, elsewhere: str) -> tuple[EngineNote, ...]:
-        """What it does with ``draft``; "loads" where no claim holds.
+        """What it does with ``draft``; "loads" if no claim holds.
 
         Args:
             draft: a checkpoint.
-            elsewhere: the advice where only another engine helps.
+            elsewhere: the advice if only another engine helps.
         """
         claims = self.holding(draft)
         notes = tuple(self._note(claim, draft, elsewhere) for claim in claims)
         return notes or (self._loads(draft),)
 
     def runs(self, draft: EngineView) -> bool:
-        """Whether it runs ``draft`` as it is meant, when started with our launch line."""
+        """Whether it runs ``draft`` as intended if started with our launch line."""
         return not any(claim.hinders for claim in self.holding(draft))
 
     def launch(self, path: str, num_speculative_tokens: int) -> tuple[str, ...]:
-        """The commands as a shell takes them."""
+        """The commands, quoted for a shell."""
         return tuple(shlex.join(line) for line in self.commands(path, num_speculative_tokens))
 
     def _note(self, claim: Claim, draft: EngineView, elsewhere: str) -> EngineNote:
@@ -134,13 +134,13 @@ class Engine:
             version=self.version,
             verdict="loads",
             code="loads",
-            reason=f"drafts {draft.config.num_speculative_tokens} tokens a round",
+            reason=f"drafts {draft.config.num_speculative_tokens} tokens per round",
             evidence="no claim against it",
         )
 
 
 def gravest(notes: Iterable[EngineNote]) -> EngineVerdict:
-    """What an engine makes of a draft in one word, when it is started with our launch line."""
+    """What an engine does with a draft, in one word, if started with our launch line."""
     return min(
         ("loads" if note.avoided_by_launch else note.verdict for note in notes),
         key=VERDICTS.index,

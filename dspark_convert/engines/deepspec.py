@@ -20,7 +20,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.reduced,
-        reason="it knows full vocabularies only: lm_head and markov_w2 have the wrong size",
+        reason="it supports only full vocabularies: lm_head and markov_w2 have the wrong size",
         evidence=_MODEL,
         code="vocabulary-unsupported",
         way_out="expand it with to-dense --for deepspec --expand-vocab",
@@ -38,7 +38,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.silent_about(*d.keys_of_deepspec),
-        reason="its config asserts fail: it wants every key of the block and of the heads",
+        reason="its config asserts fail: it requires every key of the block and the heads",
         evidence=f"{_MODEL}:207-224",
         code="key-unread",
         way_out=_FOR_DEEPSPEC,
@@ -46,7 +46,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: not d.nested and not d.named(frozenset({"Qwen3DSparkModel"})),
-        reason="it chooses its evaluator by the architecture",
+        reason="it chooses its evaluator by architecture, and has none for this one",
         evidence="eval.py, get_evaluator_cls",
         code="architecture-unread",
         way_out=_FOR_DEEPSPEC,
@@ -54,7 +54,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.prefixed,
-        reason="prefixed names are not found and become random (a warning only)",
+        reason="tensors with prefixed names are not found and start random, with only a warning",
         evidence="transformers from_pretrained (inferred)",
         code="prefix-unread",
         way_out=_FOR_DEEPSPEC,
@@ -62,7 +62,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.bonus_anchor,
-        reason="sample_from_anchor is ignored: the block is run anchor-first",
+        reason="sample_from_anchor is ignored: the block runs anchor-first",
         evidence=f"{_MODEL}:207-224",
         code="layout-unsupported",
         way_out="{elsewhere}",
@@ -71,7 +71,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.config.slides,
-        reason="sliding windows are not implemented: every layer runs full and bidirectional",
+        reason="sliding windows are not implemented: all layers use full, bidirectional attention",
         evidence=_MODEL,
         code="window-unsupported",
         way_out="{elsewhere}",
@@ -80,7 +80,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: EMBEDDING not in d.tensors,
-        reason="an absent embed_tokens becomes random (a warning only); give --target",
+        reason="a missing embed_tokens starts random, with only a warning; give --target",
         evidence="transformers from_pretrained",
         code="embedding-missing",
         way_out="fill it with to-dense --for deepspec --target DIR",
@@ -88,7 +88,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: LM_HEAD not in d.tensors,
-        reason="an absent lm_head becomes random (a warning only); give --target",
+        reason="a missing lm_head starts random, with only a warning; give --target",
         evidence="transformers from_pretrained",
         code="lm-head-missing",
         way_out="fill it with to-dense --for deepspec --target DIR",

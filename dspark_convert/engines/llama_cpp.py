@@ -1,4 +1,4 @@
-"""llama.cpp: the converter and runtime of 2026, read in copies that follow upstream."""
+"""llama.cpp: the converter and runtime of 2026, read in forks that follow upstream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _all_slide(config: DraftConfig) -> bool:
 
 
 def _untold_causality(draft: EngineView) -> bool:
-    """Whether sliding layers are causal in the block and the config does not say so."""
+    """Whether sliding layers are causal in the block but the config does not say so."""
     told = draft.document.get("is_causal") or lookup(draft.document, ("dflash_config", "causal"))
     return draft.config.slides and not draft.config.sliding_window_non_causal and not told
 
@@ -36,7 +36,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.markov not in ("", "vanilla"),
-        reason="its converter takes vanilla Markov heads only",
+        reason="its converter supports only vanilla Markov heads",
         evidence=_CONVERTER,
         code="markov-head-unsupported",
         way_out="{elsewhere}",
@@ -45,7 +45,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: not d.named(_ARCHITECTURES),
-        reason="its converter has no class of this architecture",
+        reason="its converter has no class for this architecture",
         evidence=_CONVERTER,
         code="architecture-unread",
         way_out=_FOR_LLAMA_CPP,
@@ -53,7 +53,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.config.attention_bias,
-        reason="its loader has no attention biases",
+        reason="its loader does not support attention biases",
         evidence="llama.cpp model loader (inferred)",
         code="attention-bias-unsupported",
         way_out="{elsewhere}",
@@ -62,7 +62,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.config.target_hidden_size not in (None, d.config.hidden_size),
-        reason="a target of another hidden size cannot be represented",
+        reason="a target with a different hidden size cannot be represented",
         evidence="hparams.n_embd_inp_enc_impl",
         code="target-width-unsupported",
         way_out="{elsewhere}",
@@ -71,7 +71,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.nested and not d.layout_declared and not d.bonus_anchor,
-        reason="an absent sample_from_anchor is read as 1+N in a speculators config",
+        reason="a missing sample_from_anchor is read as 1+N in a speculators config",
         evidence=_CONVERTER,
         code="layout-misread",
         way_out=_FOR_LLAMA_CPP,
@@ -79,7 +79,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: _untold_causality(d) and _all_slide(d.config),
-        reason="sliding layers run bidirectional in the block unless is_causal is true",
+        reason="sliding layers are bidirectional in the block unless is_causal is true",
         evidence="common/speculative.cpp",
         code="causality-misread",
         way_out=_FOR_LLAMA_CPP,
@@ -87,7 +87,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: _untold_causality(d) and not _all_slide(d.config),
-        reason="sliding layers run bidirectional in the block, and cannot be told apart "
+        reason="sliding layers are bidirectional in the block, and cannot be told apart "
         "from full ones",
         evidence="common/speculative.cpp",
         code="causality-misread",
@@ -97,7 +97,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.config.slides and d.decoder_key("use_sliding_window") is not True,
-        reason="sliding layers run full unless use_sliding_window is true",
+        reason="sliding layers use full attention unless use_sliding_window is true",
         evidence=_CONVERTER,
         code="window-unread",
         way_out=_FOR_LLAMA_CPP,
@@ -116,7 +116,7 @@ CLAIMS: tuple[Claim, ...] = (
             d.document.get("block_size") is None
             and lookup(d.document, ("dflash_config", "block_size")) is None
         ),
-        reason="an absent block_size is read as 16",
+        reason="a missing block_size is read as 16",
         evidence=_CONVERTER,
         code="key-unread",
         way_out=_FOR_LLAMA_CPP,
@@ -124,7 +124,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.config.draft_vocab_size > d.config.vocab_size,
-        reason="its converter wants a draft vocabulary no larger than the target's",
+        reason="its converter requires a draft vocabulary no larger than the target's",
         evidence=_CONVERTER,
         code="vocabulary-unsupported",
         way_out="{elsewhere}",
@@ -133,7 +133,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.silent_about("sample_from_anchor") and d.bonus_anchor,
-        reason="an absent sample_from_anchor is read as anchor-first in a dense config",
+        reason="a missing sample_from_anchor is read as anchor-first in a dense config",
         evidence=_CONVERTER,
         code="layout-misread",
         way_out=_FOR_LLAMA_CPP,

@@ -20,7 +20,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.silent_about("model_type"),
-        reason="a config without model_type is of no known model",
+        reason="without model_type it recognises no model",
         evidence="srt/utils/hf_transformers/config.py:228-233",
         code="key-unread",
         way_out=_FOR_SGLANG,
@@ -28,7 +28,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: not d.nested and not d.named(_ARCHITECTURES),
-        reason="it has no model class of this architecture",
+        reason="it has no model class for this architecture",
         evidence="srt/models/dspark.py:995",
         code="architecture-unread",
         way_out=_FOR_SGLANG,
@@ -40,13 +40,14 @@ CLAIMS: tuple[Claim, ...] = (
         "supported",
         evidence="srt/models/dspark.py:199",
         code="vocabulary-unsupported",
-        way_out="{elsewhere}; its own head, which --expand-vocab widens, is never used here",
+        way_out="{elsewhere}; --expand-vocab does not help, since it widens the draft's own head, "
+        "which is never used here",
         inherent=True,
     ),
     Claim(
         verdict="refuses",
         when=lambda d: d.config.markov_rank == 0,
-        reason="it wants markov_rank > 0",
+        reason="it requires markov_rank > 0",
         evidence="srt/models/dspark.py:385-405",
         code="markov-head-missing",
         way_out="{elsewhere}",
@@ -55,7 +56,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: bool(d.markov) and d.silent_about("markov_rank"),
-        reason="its model looks markov_rank up at the top level of the config only",
+        reason="its model looks up markov_rank only at the top level of the config",
         evidence="srt/models/dspark.py:385-405",
         code="key-unread",
         way_out=_FOR_SGLANG,
@@ -90,7 +91,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.bonus_anchor and d.markov == "rnn",
-        reason="the rnn state starts after the anchor slot, in training it starts on it",
+        reason="the rnn state starts after the anchor slot; in training it starts on it",
         evidence="srt/speculative/dspark_components/dspark_draft.py:88-106",
         code="rnn-state-misread",
         way_out="no engine runs this head in this layout as speculators trains it; train it "
@@ -116,14 +117,14 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="loads",
         when=lambda d: not d.config.enable_confidence_head,
-        reason="without a confidence head it wants SGLANG_RAGGED_VERIFY_MODE=static, the default",
+        reason="without a confidence head it needs SGLANG_RAGGED_VERIFY_MODE=static, the default",
         evidence="srt/models/dspark.py:690-696",
         code="confidence-head-missing",
     ),
     Claim(
         verdict="refuses",
         when=lambda d: bool(d.markov) and d.silent_about("markov_head_type"),
-        reason="it wants markov_head_type",
+        reason="it requires markov_head_type",
         evidence="srt/speculative/dspark_components/dspark_config.py:265-268",
         code="key-unread",
         way_out=_FOR_SGLANG,
@@ -139,7 +140,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.silent_about("sample_from_anchor") and d.bonus_anchor,
-        reason="an absent sample_from_anchor is read as anchor-first",
+        reason="a missing sample_from_anchor is read as anchor-first",
         evidence="srt/speculative/dspark_components/dspark_config.py:29-31",
         code="layout-misread",
         way_out=_FOR_SGLANG,
@@ -147,7 +148,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.config.hidden_act != "silu",
-        reason="its decoder runs silu only (or swigluoai, which Qwen3 drafts do not use)",
+        reason="its decoder supports only silu (and swigluoai, which Qwen3 drafts do not use)",
         evidence="srt/models/dflash.py:493-510",
         code="activation-unsupported",
         way_out="{elsewhere}",
@@ -156,7 +157,7 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 _DFLASH = "SGLang looks here before the top level"
-_DSPARK = "SGLang takes this over dflash_config and the top level"
+_DSPARK = "SGLang prefers this to dflash_config and the top level"
 
 
 def _commands(path: str, num_speculative_tokens: int) -> tuple[tuple[str, ...], ...]:

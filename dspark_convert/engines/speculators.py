@@ -1,4 +1,4 @@
-"""speculators 0.9.0: the library that trains drafts, and reads its own form only."""
+"""speculators 0.9.0: the library that trains drafts, and reads only its own form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: not d.nested,
-        reason="it reads its own form only and cannot convert another DSpark draft",
+        reason="it reads only its own form and cannot convert other DSpark drafts",
         evidence="convert/entrypoints.py:153-161",
         code="dialect-unread",
         way_out="convert it with to-speculators",
@@ -20,7 +20,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.nested and not d.layout_declared and d.bonus_anchor,
-        reason="an absent sample_from_anchor is read as anchor-first",
+        reason="a missing sample_from_anchor is read as anchor-first",
         evidence="models/dspark/config.py:28-38",
         code="layout-misread",
         way_out="add sample_from_anchor: false to the config",
@@ -30,7 +30,7 @@ CLAIMS: tuple[Claim, ...] = (
         when=lambda d: (
             d.nested and not lookup(d.document, ("speculators_config", "verifier", "name_or_path"))
         ),
-        reason="no verifier is named, and its embedding and head are taken from there",
+        reason="no verifier is named, but embedding and head are taken from it",
         evidence="models/dflash/core.py",
         code="verifier-missing",
         way_out="name the target in speculators_config.verifier.name_or_path",

@@ -43,7 +43,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.silent_about("markov_rank"),
-        reason="it looks markov_rank up at the top level of the config only",
+        reason="it looks up markov_rank only at the top level of the config",
         evidence="model_executor/models/qwen3_dspark.py:212",
         code="key-unread",
         way_out=_FOR_VLLM,
@@ -51,7 +51,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.silent_about("model_type"),
-        reason="a dense config without model_type is of no known model",
+        reason="without model_type it recognises no model in a dense config",
         evidence="transformers_utils/config.py:359-367",
         code="key-unread",
         way_out=_FOR_VLLM,
@@ -59,7 +59,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: not d.nested and not d.named(_ARCHITECTURES),
-        reason="an architecture that it does not know is taken for a bundled DeepSeek-V4 draft",
+        reason="it takes an unknown architecture for a bundled DeepSeek-V4 draft",
         evidence="config/speculative.py:1543-1567",
         code="architecture-unread",
         way_out=_FOR_VLLM,
@@ -67,7 +67,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.nested and not d.layout_declared and not d.bonus_anchor,
-        reason="an absent sample_from_anchor is read as 1+N in a speculators config",
+        reason="a missing sample_from_anchor is read as 1+N in a speculators config",
         evidence="transformers_utils/configs/speculators/algos.py:188",
         code="layout-misread",
         way_out=_FOR_VLLM,
@@ -103,7 +103,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: CONFIDENCE_WEIGHT in d.tensors and CONFIDENCE_BIAS not in d.tensors,
-        reason="the absent bias of the confidence head stays uninitialised",
+        reason="a missing bias of the confidence head stays uninitialised",
         evidence="model_executor/models/qwen3_dspark.py:225-230",
         code="confidence-bias-uninitialised",
         way_out=_FOR_VLLM,
@@ -119,7 +119,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.prefixed,
-        reason="it puts model. before every name, also where it already is",
+        reason="it prepends model. to every name, even if it is already there",
         evidence="model_executor/models/qwen3_dspark.py:325-326",
         code="prefix-unread",
         way_out=_FOR_VLLM,
@@ -139,7 +139,7 @@ CLAIMS: tuple[Claim, ...] = (
             and d.config.confidence_head_with_markov
             and d.silent_about("confidence_head_with_markov")
         ),
-        reason="an absent confidence_head_with_markov is read as false",
+        reason="a missing confidence_head_with_markov is read as false",
         evidence="model_executor/models/qwen3_dspark.py:221",
         code="confidence-input-misread",
         way_out=_FOR_VLLM,
@@ -147,7 +147,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: d.silent_about("sample_from_anchor") and d.bonus_anchor,
-        reason="an absent sample_from_anchor is read as anchor-first in a dense config",
+        reason="a missing sample_from_anchor is read as anchor-first in a dense config",
         evidence="v1/worker/gpu/spec_decode/dspark/speculator.py:49-55",
         code="layout-misread",
         way_out=_FOR_VLLM,
@@ -157,7 +157,7 @@ CLAIMS: tuple[Claim, ...] = (
         when=lambda d: (
             d.config.enable_confidence_head and "enable_confidence_head" not in d.document
         ),
-        reason="the confidence head is dropped: an absent enable_confidence_head is read as false",
+        reason="the confidence head is dropped: a missing enable_confidence_head is read as false",
         evidence="model_executor/models/qwen3_dspark.py:220",
         code="confidence-head-dropped",
         way_out=_FOR_VLLM,
@@ -165,7 +165,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="refuses",
         when=lambda d: d.config.hidden_act != "silu",
-        reason="its decoder runs silu only",
+        reason="its decoder supports only silu",
         evidence="model_executor/models/qwen2.py:105-108",
         code="activation-unsupported",
         way_out="{elsewhere}",

@@ -1,7 +1,7 @@
 """Matrices that are made while they are written: rows and columns of a stored one, and constants.
 
-Used where a conversion must change shapes (``--expand-vocab``). Any block of rows can be made on
-its own, so a matrix of any size is written, and compared afterwards, in constant memory.
+Used when a conversion must change shapes (``--expand-vocab``). Any block of rows can be made on its
+own, so a matrix of any size is written, and compared afterwards, in constant memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RAW_DTYPES = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}
 
 @dataclass(frozen=True)
 class Assembled:
-    """Element (i, j) is stored[rows[i], columns[j]]; where either is -1, a constant of column j.
+    """Element (i, j) is stored[rows[i], columns[j]]; if either is -1, a constant of column j.
 
     Args:
         dtype: of the elements, as safetensors names it (F32, F16 or BF16).
@@ -54,7 +54,7 @@ class Assembled:
         return len(self.rows) * self.row_bytes
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """First row and end of every block that is made at a time."""
+        """The first row and the end of every block that is made in one go."""
         width = self.stored.shape[-1] if self.stored else 0
         wider = max(len(self.columns), width) * self.present.itemsize
         step = max(1, _BLOCK_BYTES // wider)
@@ -77,7 +77,7 @@ class Assembled:
         return block.tobytes()
 
     def _stored_rows(self, source: int, wanted: Index) -> Raw:
-        """Rows of the stored matrix, one read for each run of neighbours."""
+        """Rows of the stored matrix, with one read for each run of neighbours."""
         assert self.stored is not None, "an open file belongs to a stored matrix"
         width = self.stored.shape[-1]
         size = width * self.present.itemsize
@@ -117,6 +117,6 @@ def _changed(stored: StoredTensor) -> CheckpointError:
             message="a source file became shorter while it was in use",
             file=stored.file,
             tensor=stored.name,
-            hint="run again when nothing writes to the checkpoint",
+            hint="run again when nothing else writes to the checkpoint",
         )
     )

@@ -18,7 +18,7 @@ def report_engines(
 ) -> EnginesReport:
     """The compatibility table of one draft, with launch lines.
 
-    The lines name the draft ``published_as``, else by its repository, else by its folder.
+    The lines name the draft by ``published_as``, else by its repository, else by its folder.
 
     Raises:
         CheckpointError, DialectError, DraftError: the draft is refused, with every error found.

@@ -1,4 +1,4 @@
-"""``--expand-vocab``: a reduced draft as a full-vocabulary one that proposes the very same tokens.
+"""``--expand-vocab``: a reduced draft as a full-vocabulary one that proposes the same tokens.
 
 For engines without a vocabulary table. D draft, V target vocabulary, r Markov rank, H hidden size:
 
@@ -30,8 +30,8 @@ from dspark_convert.formats.tensors import LM_HEAD, VOCABULARY_TABLE
 from dspark_convert.schemas.draft import DraftConfig
 
 ABSENT = -30000.0
-"""The logit of a token outside the draft vocabulary: no softmax leaves it any mass, and float16
-holds it, half of it, and its sum with any other logit."""
+"""The logit of a token outside the draft vocabulary: no softmax gives it any mass, and float16
+can hold it, half of it, and its sum with any other logit."""
 
 SATURATED = 30.0
 """tanh of it is 1 in every dtype."""
@@ -57,7 +57,7 @@ def expanded_config(config: DraftConfig) -> DraftConfig:
                 key="draft_vocab_size",
                 expected=f"less than {config.vocab_size}",
                 found=str(config.draft_vocab_size),
-                hint="leave --expand-vocab out",
+                hint="omit --expand-vocab",
             )
         )
     return config.model_copy(
@@ -84,7 +84,7 @@ def expand_pieces(source: DraftSource, pieces: list[Piece]) -> list[Piece]:
 
 
 def explain_keys(keys: ConvertedKeys) -> None:
-    """Say in the account of keys why these have other values than in the source."""
+    """Explain, in the account of keys, why these differ from the source."""
     keys.steps = [
         step.model_copy(update={"reason": f"changed by {_REASON}"})
         if (step.source or step.names[0]).rpartition(".")[2] in _CHANGED_KEYS
@@ -139,7 +139,7 @@ class _Shapes:
         }
 
     def rank_one(self) -> list[tuple[str, Callable[[str], Assembled]]]:
-        """A Markov head that does nothing but silence absent tokens, in a dtype."""
+        """A Markov head in a given dtype that does nothing but silence absent tokens."""
         known = np.full(self.source.config.vocab_size, -1, dtype=np.int64)
         new = np.array([-1], dtype=np.int64)
 

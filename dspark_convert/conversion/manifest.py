@@ -1,4 +1,4 @@
-"""The manifest that a conversion leaves beside its result: read it, hold files against it."""
+"""The manifest that a conversion leaves in its result: read it, check files against it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_MANIFEST_BYTES = 100_000_000
 
 
 def read_manifest(folder: Path) -> ConversionManifest | None:
-    """The manifest in a folder; None when there is none that can be understood."""
+    """The manifest in a folder; None if there is none that can be understood."""
     try:
         document = json.loads(read_limited(folder / MANIFEST_FILE, limit=_MAX_MANIFEST_BYTES))
         return ConversionManifest.model_validate(document)
@@ -28,9 +28,9 @@ def read_manifest(folder: Path) -> ConversionManifest | None:
 
 
 def validate_file(folder: Path, file: OutputFile, findings: Findings, *, whole: bool) -> None:
-    """Whether a file is still what the manifest says: its size and its hash.
+    """Whether a file still has the size and hash that the manifest states.
 
-    Of weights only the header is hashed, unless ``whole`` asks for every byte.
+    Only the header of weights is hashed, unless ``whole`` asks for every byte.
 
     Codes: ``manifest-name-unsafe``, ``manifest-file-missing``, ``manifest-file-differs``,
     ``manifest-without-hashes``, and those of ``open_regular`` and ``read_header``.
@@ -38,7 +38,7 @@ def validate_file(folder: Path, file: OutputFile, findings: Findings, *, whole: 
     if file.name in ("", ".", "..") or any(character in file.name for character in "/\\\0"):
         findings.error(
             "manifest-name-unsafe",
-            "the manifest names something that is no file of the folder",
+            "the manifest names something that is not a file in the folder",
             file=MANIFEST_FILE,
             found=repr(file.name)[:120],
         )
@@ -75,7 +75,7 @@ def validate_file(folder: Path, file: OutputFile, findings: Findings, *, whole: 
 
 
 def _measure(path: Path, *, whole: bool) -> tuple[int, str]:
-    """Size in bytes, and the SHA-256; of weights that of their header, unless ``whole``."""
+    """Size in bytes, and the SHA-256; for weights that of their header, unless ``whole``."""
     weights = path.suffix == ".safetensors" and not whole
     end = read_header(path).data_begin if weights else None
     with open_regular(path) as descriptor:

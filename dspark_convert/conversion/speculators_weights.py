@@ -1,7 +1,7 @@
 """The tensors of the speculators form: its two vocabulary tables, and the target's left out.
 
-Sources: FORMATS, sections 2.1, 2.5 and 5 ("head weights", "mapping"); speculators 0.9.0 reads the
-embedding and a full-vocabulary head from the verifier, over whatever a checkpoint stores.
+speculators 0.9.0 reads the embedding and a full-vocabulary head from the verifier, whatever a
+checkpoint stores (``models/dflash/core.py``).
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ def leave_out_verifiers(
     changed: Container[str] = (),
     keep: bool,
 ) -> LeftOut:
-    """Decide about the embedding and a full-vocabulary head, which are the verifier's.
+    """Decide what to do with the embedding and a full-vocabulary head, which are the verifier's.
 
-    Stored ones are compared with the verifier's, byte by byte, where its folder is given.
+    Stored ones are compared with the verifier's, byte by byte, if its folder is given.
 
     Args:
         source: the draft.
-        target: the verifier's weights; None when only its name is known.
+        target: the verifier's weights; None if only its name is known.
         filled: tensors that an earlier conversion took from the target.
-        findings: takes ``own-weights-differ`` and ``own-weights-unknown``, errors without ``keep``
-            and with it the warning ``own-weights-overwritten``; the warning
-            ``own-weights-assumed`` for one that is left out on a manifest's word.
+        findings: receives ``own-weights-differ`` and ``own-weights-unknown``, which are errors, or
+            with ``keep`` the warning ``own-weights-overwritten`` instead; and the warning
+            ``own-weights-assumed`` for a tensor that is left out on a manifest's word.
         changed: tensors whose values an earlier conversion computed.
-        keep: store them all the same.
+        keep: store them anyway.
     """
     left_out: LeftOut = {}
     for name in verifiers_tensors(source.config):
@@ -99,7 +99,7 @@ def _same_tensor(own: StoredTensor, theirs: StoredTensor) -> bool:
 
 
 def warn_overwritten(source: DraftSource, findings: Findings) -> None:
-    """Warn of what a speculators draft stores, and speculators reads from the verifier."""
+    """Warn about what a speculators draft stores but speculators reads from the verifier."""
     if source.dialect is SPECULATORS:
         for name in verifiers_tensors(source.config):
             if name in source.tensors:
@@ -122,8 +122,8 @@ def _warn_overwritten(stored: StoredTensor, equal: bool | None, findings: Findin
         how = "is not the verifier's" if equal is False else "was not compared with the verifier's"
         findings.warning(
             "own-weights-overwritten",
-            f"the tensor {how}; vLLM uses it as it is stored, but speculators 0.9 puts the "
-            "verifier's in its place when it loads the draft",
+            f"the tensor {how}; vLLM uses it as stored, but speculators 0.9 replaces it with "
+            "the verifier's when it loads the draft",
             file=stored.file,
             tensor=stored.name,
         )
@@ -139,14 +139,14 @@ def _refuse_own(
         code, how = "own-weights-unknown", "nothing says whether the tensor is the verifier's"
         hint = "give --verifier DIR to compare them, or --keep-verifier-weights to "
     if changed:
-        hint = "an earlier conversion changed it (--expand-vocab), so that no verifier has the "
-        hint += "same: convert the draft of before that, or give --keep-verifier-weights to "
+        hint = "an earlier conversion changed it (--expand-vocab), so no verifier has the same: "
+        hint += "convert the draft from before that, or give --keep-verifier-weights to "
     findings.error(
         code,
         f"{how}; speculators drafts store none and read the verifier's",
         file=stored.file,
         tensor=stored.name,
-        hint=hint + "store it all the same (vLLM then uses it, speculators 0.9 does not)",
+        hint=hint + "store it anyway (vLLM then uses it, speculators 0.9 does not)",
     )
 
 
@@ -192,7 +192,7 @@ def _zero_bias(source: DraftSource) -> list[Piece]:
             shape=(1,),
             content=bytes(_ITEM_BYTES[weight.dtype]),
             action="added",
-            reason="zero, as its absence means; speculators would draw it at random",
+            reason="zero, as its absence means; speculators would initialise it at random",
             source=None,
             source_file=weight.file,
         )

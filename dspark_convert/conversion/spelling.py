@@ -1,6 +1,6 @@
 """``--for ENGINE``: write what the engine reads, and refuse what it would misread.
 
-Everything known about an engine is data in ``engines``; nothing here knows one by name.
+Everything known about an engine is data in ``engines``; nothing here knows an engine by name.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def validate_for(
     target: TargetWeights | None,
     findings: Findings,
 ) -> None:
-    """Refuse what ``engine`` cannot run, or would run wrong without a word.
+    """Refuse what ``engine`` cannot run, or would silently run wrong.
 
-    A fault that the launch line avoids is none. Codes: those of the claims, and
-    ``own-head-ignored`` where the draft stores another tensor than the engine will use.
+    A fault that the launch line avoids does not count. Codes: those of the claims, and
+    ``own-head-ignored`` if the draft stores a tensor that the engine replaces with another.
     """
     for note in notes_of(engine, draft):
         if note.verdict == "loads" or note.avoided_by_launch:
@@ -109,10 +109,10 @@ def _validate_ignored(
     findings: Findings,
 ) -> None:
     if target is None:
-        message = "takes this tensor from the target, and it is not known whether they are equal"
-        hint = "give --target DIR: the rows are then compared"
+        message = "takes this tensor from the target, and it is not known whether the two are equal"
+        hint = "give --target DIR, so that the rows are compared"
     elif not _same_rows(piece, target.supply(piece.name)):
-        message = "takes this tensor from the target, and the draft's is another"
+        message = "takes this tensor from the target, and the draft's is different"
         keeping = engines_keeping([piece.name], draft)
         hint = (
             f"serve it with {' or '.join(keeping)}, which use the draft's own tensor"

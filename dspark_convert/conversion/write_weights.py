@@ -37,12 +37,12 @@ def write_weights(
         folder: where they go.
         source: the weight files of the draft; each is hashed whole. Those of a target are not: a
             conversion reads an embedding and a head from them, not gigabytes of layers.
-        on_bytes: is called with the number of bytes of every piece of a tensor that was copied.
+        on_bytes: called with the size of every piece of a tensor that was copied.
 
     Raises:
-        CheckpointError: ``cached-file-corrupt`` when a file of the Hub cache is not what the Hub
-            has; ``file-changed``, ``file-unreadable`` and those of ``open_regular``. Errors of
-            writing stay ``OSError``.
+        CheckpointError: ``cached-file-corrupt`` if a file of the Hub cache is not what the Hub
+            has; ``file-changed``, ``file-unreadable`` and those of ``open_regular``. Write
+            errors stay ``OSError``.
     """
     with SourceDigests(source) as digests:
         written = {file.name: _write_file(file, folder / file.name, on_bytes) for file in files}
@@ -113,10 +113,10 @@ def _require_what_the_hub_has(source: Iterable[WeightFile], read: dict[str, str]
         if file.hub_sha256 not in (None, read[file.name]):
             findings.error(
                 "cached-file-corrupt",
-                "the file in the Hub cache has the right size and other bytes than the Hub's",
+                "the file in the Hub cache has the right size but different bytes from the Hub's",
                 file=file.name,
                 expected=f"SHA-256 {file.hub_sha256}",
                 found=f"SHA-256 {read[file.name]}",
-                hint=f"delete {file.path} and run again, which downloads it anew",
+                hint=f"delete {file.path} and run again to download it anew",
             )
     findings.raise_errors(CheckpointError)

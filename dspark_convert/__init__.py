@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         run_conversion,
     )
     from dspark_convert.diagnosis.diagnose import diagnose
+    from dspark_convert.diagnosis.options import DiagnoseOptions
+    from dspark_convert.diagnosis.run import run_diagnosis
     from dspark_convert.diagnosis.subject import suspect_of_target, suspect_of_trace
     from dspark_convert.errors import DSparkError
     from dspark_convert.formats.overrides import Overrides
@@ -39,16 +41,20 @@ if TYPE_CHECKING:
         load_target,
         propose_block,
     )
-    from dspark_convert.traces.record import RecordOptions, record
+    from dspark_convert.runtime.machine import Machine
+    from dspark_convert.traces.record import RecordOptions, TargetRunOptions, record
     from dspark_convert.traces.trace import open_trace
 
 _HOMES = {
     "DSparkError": "errors",
     "DecodeOptions": "runtime",
+    "DiagnoseOptions": "diagnosis.options",
     "DropLimits": "reports.compare",
+    "Machine": "runtime.machine",
     "Overrides": "formats.overrides",
     "RecordOptions": "traces.record",
     "SamplingOptions": "runtime",
+    "TargetRunOptions": "traces.record",
     "VerifyOptions": "checks.options",
     "apply_gate": "reports.gate",
     "check_draft": "conversion",
@@ -70,6 +76,7 @@ _HOMES = {
     "render_markdown": "reports.markdown",
     "report_engines": "conversion",
     "run_conversion": "conversion",
+    "run_diagnosis": "diagnosis.run",
     "suspect_of_target": "diagnosis.subject",
     "suspect_of_trace": "diagnosis.subject",
     "verify": "checks.run",
@@ -79,10 +86,13 @@ _WITH_PYTORCH = {"runtime", "traces", "checks", "diagnosis"}
 __all__ = [
     "DSparkError",
     "DecodeOptions",
+    "DiagnoseOptions",
     "DropLimits",
+    "Machine",
     "Overrides",
     "RecordOptions",
     "SamplingOptions",
+    "TargetRunOptions",
     "VerifyOptions",
     "apply_gate",
     "check_draft",
@@ -104,6 +114,7 @@ __all__ = [
     "render_markdown",
     "report_engines",
     "run_conversion",
+    "run_diagnosis",
     "suspect_of_target",
     "suspect_of_trace",
     "verify",

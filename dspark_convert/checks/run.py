@@ -70,7 +70,7 @@ def verify(options: VerifyOptions, *, on_progress: Progress = lambda *news: None
         CheckpointError, DialectError, DraftError, PromptError, TraceError: an input cannot be read.
     """
     options.check()
-    device, dtype = options.torch_device(), options.torch_dtype()
+    device, dtype = options.machine.torch_device(), options.machine.torch_dtype()
     trace = None if options.trace is None else open_trace(options.trace)
     if trace is not None:
         decode = replace(options.decode, stop_token_ids=options.stop_token_ids or frozenset())
@@ -128,7 +128,7 @@ def _run_pairing(options: VerifyOptions, examination: Examination, report: Repor
         report.skip(("pairing",), "no target was given")
         return False
     weights = find_target_weights(options.target)
-    tokenizer = load_tokenizer(options.target, trust_remote_code=options.trust_remote_code)
+    tokenizer = load_tokenizer(options.target, trust_remote_code=options.machine.trust_remote_code)
     config = examination.config
     assert config is not None, "the structure passed"
     result = report.add(lambda: check_pairing(config, options.draft, weights, tokenizer))
@@ -171,7 +171,7 @@ def _run_decoding(
     on_progress: Progress,
 ) -> None:
     assert options.target is not None
-    trust = options.trust_remote_code
+    trust = options.machine.trust_remote_code
     tokenizer = load_tokenizer(options.target, trust_remote_code=trust)
     prompts = read_prompts(options.prompts)
     token_ids = encode_prompts(prompts, tokenizer)
@@ -238,7 +238,7 @@ def _run_replay(
     run = ReplayRun(draft, trace, replay, on_progress=on_progress)
     report.add(lambda: run.check_acceptance(settings))
     if options.worst:
-        weights, trust = options.target_weights, options.trust_remote_code
+        weights, trust = options.target_weights, options.machine.trust_remote_code
         tokenizer = None if weights is None else load_tokenizer(weights, trust_remote_code=trust)
         report.worst = worst_texts(run.marks, options.worst, tokenizer)
     if draft.confidence_head is None:
@@ -292,7 +292,7 @@ def _finish(
             device=str(device),
             engine=report.engine,
             engine_reason=report.engine_reason,
-            dtype=options.dtype,
+            dtype=options.machine.dtype,
             min_accepted_length=options.min_accepted_length,
             min_acceptance=options.min_acceptance,
             source=display_name(options.source) if options.source else None,

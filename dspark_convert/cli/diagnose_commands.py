@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -15,32 +10,28 @@ from rich.text import Text
 from dspark_convert.cli.console import Sink, literal
 from dspark_convert.cli.exits import refusals
 from dspark_convert.cli.render import facts_grid, plain_table
-from dspark_convert.cli.run_options import RawRun, build_options
-from dspark_convert.errors import Finding, UsageError
+from dspark_convert.cli.run_options import RawRun, build_options, quieten_transformers
 from dspark_convert.reports.content import describe_engine, gain, sample_size
 from dspark_convert.reports.text import number
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
 
-if TYPE_CHECKING:
-    from dspark_convert.checks.options import VerifyOptions
-    from dspark_convert.diagnosis.subject import DiagnosisInput
-    from dspark_convert.runtime import DecodeOptions
-    from dspark_convert.traces.record import RecordOptions
-
 EXIT_CODES = {"healthy": 0, "cause-found": 1, "undecided": 4}
 
 _STYLES = {"healthy": "bold green", "cause-found": "bold red", "undecided": "bold yellow"}
-
-Progress = Callable[[str, int, int], None]
 
 
 def diagnose(raw: RawRun, *, as_json: bool, quiet: bool) -> None:
     """Diagnose a draft; the exit code is the verdict."""
     sink = Sink(as_json=as_json, quiet=quiet)
     with refusals(sink):
-        options = _options(raw, sink)
+        quieten_transformers()
+        from dspark_convert.diagnosis.options import DiagnoseOptions, require_texts
+        from dspark_convert.diagnosis.run import run_diagnosis
+
+        require_texts(raw.target, raw.trace)
+        options = build_options(DiagnoseOptions, raw, sink)
         with sink.steps() as on_progress:
-            result = _diagnose(raw, options, on_progress)
+            result = run_diagnosis(options, on_progress=on_progress)
         sink.data(result.model_dump(mode="json"), diagnosis_view(result))
         raise typer.Exit(EXIT_CODES[result.verdict])
 
@@ -101,81 +92,3 @@ def _table(results: list[HypothesisResult]) -> Table:
             gain(result.accepted_tokens_difference, result.accepted_tokens_decision_interval),
         )
     return table
-
-
-def _options(raw: RawRun, sink: Sink) -> VerifyOptions:
-    _require_one_source(raw)
-    options = build_options(raw, sink)
-    options.check()
-    return options
-
-
-def _require_one_source(raw: RawRun) -> None:
-    if raw.target is None and raw.trace is None:
-        raise UsageError(
-            Finding(
-                code="target-missing",
-                message="diagnosis needs texts of the target",
-                expected="--target DIR or --trace FILE",
-                hint="a trace recorded with --neighbours lets layer ids be diagnosed too",
-            )
-        )
-
-
-def _diagnose(raw: RawRun, options: VerifyOptions, on_progress: Progress) -> Diagnosis:
-    from dspark_convert.diagnosis.diagnose import diagnose
-    from dspark_convert.runtime.fast import choose_steps
-    from dspark_convert.runtime.replay import PLAIN
-
-    suspect, decode = _find_suspect(options, on_progress)
-    subject = suspect.subject
-    steps = PLAIN if subject is None else choose_steps(subject.draft, options.engine)
-    return diagnose(suspect, decode, seed=raw.seed, steps=steps, on_progress=on_progress)
-
-
-def _find_suspect(
-    options: VerifyOptions, on_progress: Progress
-) -> tuple[DiagnosisInput, DecodeOptions]:
-    """The draft with texts, and how these were made."""
-    from dspark_convert.checks.replay_run import follow_trace
-    from dspark_convert.diagnosis.subject import suspect_of_target, suspect_of_trace
-    from dspark_convert.traces.trace import open_trace
-
-    stop = options.stop_token_ids or frozenset()
-    decode = replace(options.decode, stop_token_ids=stop)
-    if options.trace is not None:
-        trace = open_trace(options.trace)
-        decode = follow_trace(trace.header, decode, options.stated)
-        suspect = suspect_of_trace(
-            options.draft,
-            trace,
-            target=options.target_weights,
-            device=options.torch_device(),
-            dtype=options.torch_dtype(),
-            trust_remote_code=options.trust_remote_code,
-        )
-        return suspect, decode
-    suspect = suspect_of_target(_record_options(options), on_progress=on_progress)
-    if suspect.subject is not None:
-        decode = follow_trace(suspect.subject.around.header, decode, frozenset())
-    return suspect, decode
-
-
-def _record_options(options: VerifyOptions) -> RecordOptions:
-    from dspark_convert.traces.record import RecordOptions
-
-    assert options.target is not None, "the options were checked"
-    return RecordOptions(
-        target=options.target,
-        draft=options.draft,
-        output=Path(),
-        prompts=options.prompts,
-        max_new_tokens=options.decode.max_new_tokens,
-        sampling=options.decode.sampling,
-        stop_token_ids=options.stop_token_ids,
-        seed=options.seed,
-        batch_size=options.batch_size,
-        device=options.torch_device(),
-        dtype=options.torch_dtype(),
-        trust_remote_code=options.trust_remote_code,
-    )

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dspark_convert.cli.console import Sink
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.hub.sources import whole_model
 
 if TYPE_CHECKING:
-    from dspark_convert.checks.options import VerifyOptions
+    from dspark_convert.checks.options import RunOptions
+
+    Options = TypeVar("Options", bound=RunOptions)
 
 MAX_NEW_TOKENS = 128
 # Options that a trace decides.
@@ -55,18 +57,23 @@ def open_folder(raw: RawRun, sink: Sink) -> Callable[[str], Path]:
 
 
 def build_options(
-    raw: RawRun, sink: Sink, *, confidence_threshold: float | None = None, **more: Any
-) -> VerifyOptions:
-    """The options of a run; ``more`` are fields of ``VerifyOptions`` that only one command has.
+    kind: type[Options],
+    raw: RawRun,
+    sink: Sink,
+    *,
+    confidence_threshold: float | None = None,
+    **more: Any,
+) -> Options:
+    """The options of a run; ``more`` are fields that only one command has.
 
     Raises ``UsageError`` for values that cannot be meant, and what ``whole_model`` raises.
     """
     quieten_transformers()
-    from dspark_convert.checks.options import VerifyOptions
     from dspark_convert.runtime import DecodeOptions
+    from dspark_convert.runtime.machine import Machine
 
     folder = open_folder(raw, sink)
-    return VerifyOptions(
+    return kind(
         draft=folder(raw.draft),
         target=None if raw.target is None else folder(raw.target),
         trace=raw.trace,
@@ -86,9 +93,9 @@ def build_options(
         seed=raw.seed,
         batch_size=raw.batch_size,
         engine=raw.engine,
-        device=raw.device,
-        dtype=raw.dtype,
-        trust_remote_code=raw.trust_remote_code,
+        machine=Machine(
+            device=raw.device, dtype=raw.dtype, trust_remote_code=raw.trust_remote_code
+        ),
         **more,
     )
 

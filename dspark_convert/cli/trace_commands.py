@@ -129,14 +129,13 @@ def parse_ids(text: str, option: str) -> tuple[int, ...]:
 
 def _record_options(raw: RawRecord) -> RecordOptions:
     # Imported here: this is where PyTorch comes in, or is found missing.
-    from dspark_convert.checks.run import VerifyOptions
     from dspark_convert.runtime import SamplingOptions
+    from dspark_convert.runtime.machine import Machine
     from dspark_convert.traces.record import RecordOptions
 
     if raw.feature_dtype not in _FEATURE_DTYPES:
         known = ", ".join(_FEATURE_DTYPES)
         raise _usage("dtype-unknown", "--feature-dtype is not known", raw.feature_dtype, known)
-    machine = VerifyOptions(draft=raw.draft, device=raw.device, dtype=raw.dtype)
     return RecordOptions(
         target=raw.target,
         draft=raw.draft,
@@ -150,13 +149,13 @@ def _record_options(raw: RawRecord) -> RecordOptions:
         stop_token_ids=_stop_token_ids(raw.stop_token_ids),
         seed=raw.seed,
         batch_size=raw.batch_size,
-        device=machine.torch_device(),
-        dtype=machine.torch_dtype(),
+        machine=Machine(
+            device=raw.device, dtype=raw.dtype, trust_remote_code=raw.trust_remote_code
+        ),
         feature_dtype=_FEATURE_DTYPES[raw.feature_dtype],
         top_log_probs=raw.top,
         max_bytes=parse_size(raw.max_size),
         overwrite=raw.overwrite,
-        trust_remote_code=raw.trust_remote_code,
     )
 
 

@@ -13,7 +13,7 @@ from dspark_convert.cli.console import Sink
 from dspark_convert.cli.exits import refusals
 from dspark_convert.cli.report import report_view
 from dspark_convert.cli.report_commands import EXIT_CODES, Outputs, append_step_summary
-from dspark_convert.cli.run_options import RawRun, build_options, open_folder
+from dspark_convert.cli.run_options import RawRun, build_options, open_folder, quieten_transformers
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.reports.gate import apply_gate, follow_gate, open_gate
 from dspark_convert.schemas.report import CheckId, VerifyReport
@@ -85,7 +85,11 @@ def _check(raw: RawOptions, gate: Path | None, prompt_set: str | None, sink: Sin
 
 
 def _options(raw: RawOptions, sink: Sink) -> VerifyOptions:
+    quieten_transformers()
+    from dspark_convert.checks.options import VerifyOptions
+
     return build_options(
+        VerifyOptions,
         raw,
         sink,
         confidence_threshold=raw.confidence_threshold,

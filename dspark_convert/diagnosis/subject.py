@@ -19,12 +19,13 @@ from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, STORED_TABLE
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.load import load_draft, read_weight
 from dspark_convert.runtime.load_target import load_target
+from dspark_convert.runtime.machine import Machine
 from dspark_convert.schemas.diagnosis import HypothesisResult, StaticId
 from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.traces.generate import TextInput, require_known
-from dspark_convert.traces.plan import DTYPES, Pair, stored_dtype
+from dspark_convert.traces.plan import DTYPES, Pair, run_dtype
 from dspark_convert.traces.prompts import encode_prompts, read_prompts
-from dspark_convert.traces.record import RecordOptions, plan_header, run_texts
+from dspark_convert.traces.record import TargetRunOptions, plan_header, run_texts
 from dspark_convert.traces.target_head import load_target_head
 from dspark_convert.traces.tokenizer import load_tokenizer
 from dspark_convert.traces.trace import Trace, TraceSequence, require_draft, require_target
@@ -73,19 +74,19 @@ def suspect_of_trace(
     trace: Trace,
     *,
     target: Path | None = None,
-    device: torch.device = _CPU,
-    dtype: torch.dtype | None = None,
-    trust_remote_code: bool = False,
+    machine: Machine | None = None,
 ) -> DiagnosisInput:
     """A draft and a recorded trace; ``target`` is a folder to read single tensors from.
 
-    ``trust_remote_code``: whether code of that folder may run, to find its norm and tokenizer.
+    Code of that folder runs only if ``machine`` allows it: to find the norm and the tokenizer.
 
     Raises:
         CheckpointError, DialectError, DraftError: the draft cannot be read (see ``load_draft``).
         TraceError: the trace does not serve the draft (see ``require_draft``), or is of another
             target than the folder.
     """
+    machine = machine or Machine()
+    device, dtype = machine.torch_device(), machine.torch_dtype()
     weights = None if target is None else find_target_weights(target)
     if weights is not None:
         require_target(trace, weights)
@@ -105,21 +106,22 @@ def suspect_of_trace(
             overrides=file.overrides,
             stand_ins=_fitting(stand_ins, file.source),
         )
-        around = _surroundings(header, weights, stand_ins, trust_remote_code)
+        around = _surroundings(header, weights, stand_ins, machine.trust_remote_code)
         subject = ReplayInput(draft, around, trace)
     return DiagnosisInput(
         display_name(folder), recorded.name, tuple(file.findings), static, subject
     )
 
 
-def suspect_of_target(options: RecordOptions, *, on_progress: Progress) -> DiagnosisInput:
+def suspect_of_target(options: TargetRunOptions, *, on_progress: Progress) -> DiagnosisInput:
     """A draft and a target, which is run over the prompts, neighbouring layers included.
 
-    ``options.output`` is not written: the texts stay in memory.
+    The texts stay in memory.
 
     Raises:
         CheckpointError, DialectError, DraftError, PromptError, UsageError: see ``record``.
     """
+    device, dtype = options.machine.torch_device(), options.machine.torch_dtype()
     weights = find_target_weights(options.target)
     file = _read(options.draft)
     static = _static(file, weights.config, weights.vocab_size)
@@ -127,8 +129,8 @@ def suspect_of_target(options: RecordOptions, *, on_progress: Progress) -> Diagn
     if not static:
         draft = load_draft(
             options.draft,
-            device=options.device,
-            dtype=options.dtype,
+            device=device,
+            dtype=dtype,
             target=options.target,
             overrides=file.overrides,
         )
@@ -140,7 +142,7 @@ def suspect_of_target(options: RecordOptions, *, on_progress: Progress) -> Diagn
         texts = _run(options, header, weights, inputs, on_progress)
         # Texts may have ended before the limit that the header was planned with.
         header = header.model_copy(update={"sequences": tuple(text.entry for text in texts)})
-        around = _surroundings(header, weights, {}, options.trust_remote_code)
+        around = _surroundings(header, weights, {}, options.machine.trust_remote_code)
         subject = ReplayInput(draft, around, texts)
     name, target = display_name(options.draft), display_name(options.target)
     return DiagnosisInput(name, target, tuple(file.findings), static, subject)
@@ -233,15 +235,15 @@ def _fitting(stand_ins: Mapping[str, Tensor], source: DraftSource) -> dict[str, 
     }
 
 
-def _read_inputs(options: RecordOptions) -> list[TextInput]:
-    tokenizer = load_tokenizer(options.target, trust_remote_code=options.trust_remote_code)
+def _read_inputs(options: TargetRunOptions) -> list[TextInput]:
+    tokenizer = load_tokenizer(options.target, trust_remote_code=options.machine.trust_remote_code)
     prompts = read_prompts(options.prompts)
     encoded = encode_prompts(prompts, tokenizer)
     return [TextInput(prompt.id, tuple(ids)) for prompt, ids in zip(prompts, encoded, strict=True)]
 
 
 def _run(
-    options: RecordOptions,
+    options: TargetRunOptions,
     header: TraceHeader,
     weights: TargetWeights,
     inputs: list[TextInput],
@@ -249,9 +251,9 @@ def _run(
 ) -> list[TraceSequence]:
     target = load_target(
         options.target,
-        device=options.device,
-        dtype=options.dtype or DTYPES[stored_dtype(weights)],
-        trust_remote_code=options.trust_remote_code,
+        device=options.machine.torch_device(),
+        dtype=DTYPES[run_dtype(options.machine, weights)],
+        trust_remote_code=options.machine.trust_remote_code,
     )
     texts: list[TraceSequence] = []
     for text in run_texts(target, inputs, header, options):

@@ -19,6 +19,7 @@ from dspark_convert.formats.identity import identify_weights
 from dspark_convert.formats.read import DraftSource, read_draft
 from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD, expected_tensors
+from dspark_convert.runtime.machine import Machine
 from dspark_convert.schemas.draft import MAX_LAYERS
 from dspark_convert.schemas.trace import FeatureDtype, TraceTarget
 from dspark_convert.traces.file import trace_error
@@ -118,6 +119,17 @@ def stored_dtype(weights: TargetWeights) -> FeatureDtype:
         (dtype for dtype in DTYPES if dtype == named),
         by_tensor.get(weights.embed_tokens.dtype, "float32"),
     )
+
+
+def run_dtype(machine: Machine, weights: TargetWeights) -> FeatureDtype:
+    """The dtype that the target runs in.
+
+    Raises ``UsageError`` (``dtype-unknown``).
+    """
+    asked = machine.torch_dtype()
+    if asked is None:
+        return stored_dtype(weights)
+    return next(name for name, known in DTYPES.items() if known == asked)
 
 
 def stop_token_ids_of(weights: TargetWeights) -> frozenset[int]:

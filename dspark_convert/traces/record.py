@@ -13,11 +13,11 @@ from dspark_convert import __version__
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.runtime.load_target import load_target
+from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.sampling import SamplingOptions, option_out_of_range
 from dspark_convert.runtime.target import Target
 from dspark_convert.schemas.trace import (
     MAX_SEQUENCES,
-    FeatureDtype,
     TraceHeader,
     TraceSampling,
     TraceSequenceEntry,
@@ -38,8 +38,8 @@ from dspark_convert.traces.plan import (
     identify_target,
     read_pair,
     require_size,
+    run_dtype,
     stop_token_ids_of,
-    stored_dtype,
 )
 from dspark_convert.traces.prompts import encode_prompts, read_prompts
 from dspark_convert.traces.tokenizer import load_tokenizer
@@ -48,23 +48,20 @@ from dspark_convert.traces.writer import staged_trace, trace_nbytes
 
 Progress = Callable[[str, int, int], None]
 
-_CPU = torch.device("cpu")
-
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions:
-    """All knobs of ``dspark-verify record``.
+class TargetRunOptions:
+    """How a target is run over prompts, and what is kept of it for a draft.
 
-    ``dtype`` None runs the target in its stored dtype; ``feature_dtype`` None keeps hidden states
-    in the dtype in which the target computes them. ``stop_token_ids`` None: the target's own. With
-    ``given`` the prompts file holds responses, which the target only reads.
+    ``feature_dtype`` None keeps hidden states in the dtype in which the target computes them.
+    ``stop_token_ids`` None: the target's own. With ``given`` the prompts file holds responses,
+    which the target only reads.
 
     Raises ``UsageError`` (``option-out-of-range``, ``given-needs-prompts``).
     """
 
     target: Path
     draft: Path
-    output: Path
     prompts: Path | None = None
     given: bool = False
     layers: Layers = None
@@ -74,13 +71,9 @@ class RecordOptions:
     stop_token_ids: frozenset[int] | None = None
     seed: int = 0
     batch_size: int = 8
-    device: torch.device = _CPU
-    dtype: torch.dtype | None = None
+    machine: Machine = field(default_factory=Machine)
     feature_dtype: Literal["float32", "bfloat16"] | None = None
     top_log_probs: int = 256
-    max_bytes: int | None = None
-    overwrite: bool = False
-    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
@@ -100,6 +93,15 @@ class RecordOptions:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(TargetRunOptions):
+    """All knobs of ``dspark-verify record``: a run of the target, and the file it goes to."""
+
+    output: Path
+    max_bytes: int | None = None
+    overwrite: bool = False
+
+
 def record(
     options: RecordOptions,
     *,
@@ -117,6 +119,7 @@ def record(
         TraceError: ``trace-too-large``, ``trace-not-finite``, ``target-tensor-unsupported``.
         OutputError: see ``staged_trace``.
     """
+    options.machine.check()
     pair = read_pair(options.draft, options.target)
     texts = _read_inputs(options)
     require_known([text.prompt_ids for text in texts], pair.vocab_size)
@@ -135,9 +138,9 @@ def record(
     ) as writer:
         target = load_target(
             options.target,
-            device=options.device,
-            dtype=options.dtype or DTYPES[stored_dtype(pair.target)],
-            trust_remote_code=options.trust_remote_code,
+            device=options.machine.torch_device(),
+            dtype=DTYPES[run_dtype(options.machine, pair.target)],
+            trust_remote_code=options.machine.trust_remote_code,
         )
         for sequence in run_texts(target, texts, plan, options):
             writer.add(sequence)
@@ -145,16 +148,16 @@ def record(
     return writer.header
 
 
-def plan_header(options: RecordOptions, pair: Pair, texts: Sequence[TextInput]) -> TraceHeader:
+def plan_header(options: TargetRunOptions, pair: Pair, texts: Sequence[TextInput]) -> TraceHeader:
     """The header, with every sequence at its greatest possible length."""
     sampling, stop = options.sampling, options.stop_token_ids
     largest = min(options.top_log_probs, pair.vocab_size)
     generated = options.max_new_tokens + pair.extra_tokens
-    run_dtype = _name(options.dtype) if options.dtype else stored_dtype(pair.target)
+    dtype = run_dtype(options.machine, pair.target)
     return TraceHeader(
         tool_version=__version__,
         recorded_by="dspark-verify",
-        target=identify_target(pair.target, run_dtype),
+        target=identify_target(pair.target, dtype),
         text_origin="given" if options.given else "target",
         sampling=TraceSampling(
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
@@ -164,7 +167,7 @@ def plan_header(options: RecordOptions, pair: Pair, texts: Sequence[TextInput]) 
         stop_token_ids=tuple(sorted(stop_token_ids_of(pair.target) if stop is None else stop)),
         seed=None if options.given or sampling.greedy else options.seed,
         layer_ids=choose_layers(pair, options.layers, neighbours=options.neighbours),
-        feature_dtype=options.feature_dtype or run_dtype,
+        feature_dtype=options.feature_dtype or dtype,
         has_log_probs=True,
         has_argmax=True,
         top_log_probs=largest,
@@ -176,7 +179,7 @@ def plan_header(options: RecordOptions, pair: Pair, texts: Sequence[TextInput]) 
 
 
 def run_texts(
-    target: Target, texts: Sequence[TextInput], plan: TraceHeader, options: RecordOptions
+    target: Target, texts: Sequence[TextInput], plan: TraceHeader, options: TargetRunOptions
 ) -> Iterator[TraceSequence]:
     """The sequences that the plan announces, one after another."""
     settings = TextSettings(
@@ -193,8 +196,8 @@ def run_texts(
     return sample_texts(target, texts, settings, batch_size=options.batch_size, generator=generator)
 
 
-def _read_inputs(options: RecordOptions) -> list[TextInput]:
-    tokenizer = load_tokenizer(options.target, trust_remote_code=options.trust_remote_code)
+def _read_inputs(options: TargetRunOptions) -> list[TextInput]:
+    tokenizer = load_tokenizer(options.target, trust_remote_code=options.machine.trust_remote_code)
     if options.given:
         assert options.prompts is not None, "the options were checked"
         texts = read_given(options.prompts, tokenizer)
@@ -213,7 +216,3 @@ def _longest_entry(text: TextInput, generated: int) -> TraceSequenceEntry:
     prompt = len(text.prompt_ids)
     length = min(len(text.response_ids), generated) if text.response_ids else generated
     return TraceSequenceEntry(id=text.id, num_tokens=prompt + length, first_generated=prompt)
-
-
-def _name(dtype: torch.dtype) -> FeatureDtype:
-    return next(name for name, known in DTYPES.items() if known == dtype)

@@ -17,6 +17,7 @@ from dspark_convert.checks.options import EngineOption, Progress
 from dspark_convert.checks.run import VerifyOptions, verify
 from dspark_convert.runtime import DecodeOptions, rejection
 from dspark_convert.runtime.fast import sampling
+from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.rejection import compute_residual
 from dspark_convert.schemas.report import CheckResult, VerifyReport
 from tests.diagnosis.helpers import TINY
@@ -35,8 +36,7 @@ def check(
         "prompts": TINY / "prompts.jsonl",
         "stop_token_ids": frozenset(),
         "batch_size": 7,
-        "device": "cpu",
-        "dtype": "float32",
+        "machine": Machine(device="cpu", dtype="float32"),
         **changes,
     }
     return verify(VerifyOptions(decode=decode, **options), on_progress=on_progress)
@@ -170,12 +170,12 @@ def test_a_round_of_another_law_fails(
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_tiny_pair_passes_on_a_gpu(temperature: float, dtype: str) -> None:
     decode = DecodeOptions(max_new_tokens=24, temperature=temperature)
-    fast = check(decode, device="cuda", dtype=dtype)
+    fast = check(decode, machine=Machine(device="cuda", dtype=dtype))
     assert (fast.settings.engine, fast.settings.engine_reason) == ("fast", None)
     judged = results(fast)
     assert judged["lossless-greedy"].verdict == "pass", judged["lossless-greedy"].reason
     if temperature:
         assert judged["lossless-sampling"].verdict == "pass", judged["lossless-sampling"].reason
     elif dtype == "float32":
-        plain = check(decode, device="cuda", dtype=dtype, engine="plain")
+        plain = check(decode, machine=Machine(device="cuda", dtype=dtype), engine="plain")
         assert results(plain)["acceptance"].numbers == judged["acceptance"].numbers

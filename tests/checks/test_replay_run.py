@@ -24,6 +24,7 @@ from dspark_convert.checks.run import VerifyOptions, verify
 from dspark_convert.cli.verify import app
 from dspark_convert.errors import DSparkError, UsageError
 from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult
 from dspark_convert.runtime.sampling import SamplingOptions
 from dspark_convert.schemas.report import (
@@ -199,8 +200,11 @@ def test_a_trace_decides_the_sampling() -> None:
         assert caught.value.code == "trace-option-conflict"
 
 
+CPU = Machine(device="cpu")
+
+
 def check_trace(trace: Path, draft: Path = FULL, **changes: Any) -> VerifyReport:
-    return verify(VerifyOptions(draft=draft, trace=trace, device="cpu", **changes))
+    return verify(VerifyOptions(draft=draft, trace=trace, machine=CPU, **changes))
 
 
 def test_a_whole_check_equals_the_one_with_the_target(tmp_path: Path) -> None:
@@ -214,7 +218,7 @@ def test_a_whole_check_equals_the_one_with_the_target(tmp_path: Path) -> None:
             prompts=options.prompts,
             decode=DecodeOptions(max_new_tokens=10),
             stop_token_ids=frozenset(),
-            device="cpu",
+            machine=CPU,
         )
     )
     both = [

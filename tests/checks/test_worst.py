@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 from dspark_convert.checks.worst import Marks, mark_decoded, mark_replayed, worst_texts
 from dspark_convert.cli.verify import app
 from dspark_convert.replay.expectation import Expectation
+from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.records import DecodeResult, Round
 from dspark_convert.schemas.report import VerifyReport
 from dspark_convert.traces.record import RecordOptions, record
@@ -102,7 +102,7 @@ def trace(prompts: Path) -> Path:
             output=path,
             prompts=prompts,
             max_new_tokens=24,
-            dtype=torch.float32,
+            machine=Machine(device="cpu", dtype="float32"),
         )
     )
     return path

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dspark_convert.diagnosis.diagnose import diagnose
 from dspark_convert.diagnosis.subject import suspect_of_trace
+from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.runtime.sampling import SamplingOptions
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
@@ -20,6 +21,7 @@ from dspark_convert.traces.trace import Trace, open_trace
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny"
 TARGET = TINY / "target"
 ANCHOR, ONE_PLUS_N, DENSE = "draft_anchor_reduced", "draft_1plusN_reduced", "draft_dense_full"
+FLOAT32 = Machine(device="cpu", dtype="float32")
 
 Config = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -41,7 +43,7 @@ def record_trace(
         layers="all",
         max_new_tokens=max_new_tokens,
         sampling=SamplingOptions(temperature=temperature),
-        dtype=torch.float32,
+        machine=FLOAT32,
     )
     record(options)
     return open_trace(options.output)
@@ -54,7 +56,7 @@ def run(folder: Path, trace: Trace, *, target: Path | None = TARGET) -> Diagnosi
         stop_token_ids=frozenset(header.stop_token_ids),
         temperature=header.sampling.temperature,
     )
-    suspect = suspect_of_trace(folder, trace, target=target, dtype=torch.float32)
+    suspect = suspect_of_trace(folder, trace, target=target, machine=FLOAT32)
     return diagnose(suspect, decode)
 
 

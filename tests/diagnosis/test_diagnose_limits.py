@@ -30,6 +30,7 @@ from tests.runtime.helpers import GOLDEN
 from .helpers import (
     ANCHOR,
     DENSE,
+    FLOAT32,
     ONE_PLUS_N,
     ONE_PLUS_N_DECLARED,
     TARGET,
@@ -206,7 +207,7 @@ def test_texts_come_from_one_place(options: list[str]) -> None:
 
 
 def test_nothing_of_a_reading_is_left_in_the_draft(short_trace: Trace) -> None:
-    suspect = suspect_of_trace(TINY / DENSE, short_trace, target=TARGET, dtype=torch.float32)
+    suspect = suspect_of_trace(TINY / DENSE, short_trace, target=TARGET, machine=FLOAT32)
     assert suspect.subject is not None
     draft = suspect.subject.draft
     config, before = draft.config, {name: x.clone() for name, x in draft.state_dict().items()}

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from dspark_convert.cli.verify import app
@@ -31,6 +30,7 @@ from tests.traces.helpers import make_header
 
 from .helpers import (
     DENSE,
+    FLOAT32,
     ONE_PLUS_N_DECLARED,
     TARGET,
     TINY,
@@ -115,7 +115,7 @@ def test_no_more_backbones_are_run_than_the_plan_says(
     """All backbones on the sample, and on all anchors those of the readings that are left."""
     sample(monkeypatch, 200)
     steps = CountingSteps()
-    suspect = suspect_of_trace(TINY / DENSE, trace, target=TARGET, dtype=torch.float32)
+    suspect = suspect_of_trace(TINY / DENSE, trace, target=TARGET, machine=FLOAT32)
     assert suspect.subject is not None
     names, readings = list_readings(suspect.subject.draft, suspect.subject.around)
     news: list[tuple[str, int, int]] = []
@@ -253,7 +253,7 @@ def test_texts_of_a_sample_are_evenly_spaced(trace: Trace, monkeypatch: pytest.M
     """Those and no others are replayed, and reported as progress."""
     sample(monkeypatch, 100)
     monkeypatch.setattr(screening, "SCREENING_TEXTS", 8)
-    suspect = suspect_of_trace(TINY / DENSE, trace, target=TARGET, dtype=torch.float32)
+    suspect = suspect_of_trace(TINY / DENSE, trace, target=TARGET, machine=FLOAT32)
     news: list[tuple[str, int, int]] = []
     diagnosis = diagnose(suspect, decode_options(trace), on_progress=lambda *new: news.append(new))
     assert len(trace) == 24
@@ -383,7 +383,7 @@ def test_what_was_outdone_is_judged_on_all_anchors_only_if_it_was_in_vain(
 
     monkeypatch.setattr(diagnosing, "screen", prefer)
     folder = build(DENSE, ONE_PLUS_N_DECLARED)
-    suspect = suspect_of_trace(folder, trace, target=TARGET, dtype=torch.float32)
+    suspect = suspect_of_trace(folder, trace, target=TARGET, machine=FLOAT32)
     diagnosis = diagnose(
         suspect, decode_options(trace), on_progress=lambda doing, *_: doings.append(doing)
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.sampling import SamplingOptions, compute_probabilities
 from dspark_convert.schemas.trace import TraceHeader, TraceSequenceEntry
 from dspark_convert.traces.generate import TextSettings, describe_tokens
@@ -116,6 +117,7 @@ def text_settings(**changes: Any) -> TextSettings:
         "sampling": SamplingOptions(temperature=1.0),
         "stop_token_ids": frozenset(),
         "top_log_probs": 8,
+        "machine": Machine(device="cpu"),
         "feature_dtype": torch.float32,
     }
     return TextSettings(**{**values, **changes})
@@ -142,6 +144,7 @@ def record_options(folder: Path, **changes: Any) -> RecordOptions:
         "max_new_tokens": 10,
         "stop_token_ids": frozenset(),
         "top_log_probs": 8,
+        "machine": Machine(device="cpu"),
     }
     if "prompts" not in changes:
         values["prompts"] = write_prompts(folder)

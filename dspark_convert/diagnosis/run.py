@@ -1,0 +1,65 @@
+"""Get texts of the target, from a trace or by running it, and diagnose the draft on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dspark_convert.checks.replay_run import follow_trace
+from dspark_convert.diagnosis.diagnose import Progress, diagnose
+from dspark_convert.diagnosis.options import DiagnoseOptions
+from dspark_convert.diagnosis.subject import DiagnosisInput, suspect_of_target, suspect_of_trace
+from dspark_convert.runtime import DecodeOptions
+from dspark_convert.runtime.fast import choose_steps
+from dspark_convert.runtime.replay import PLAIN
+from dspark_convert.schemas.diagnosis import Diagnosis
+from dspark_convert.traces.record import TargetRunOptions
+from dspark_convert.traces.trace import open_trace
+
+
+def run_diagnosis(
+    options: DiagnoseOptions, *, on_progress: Progress = lambda *news: None
+) -> Diagnosis:
+    """Diagnose a draft.
+
+    Raises:
+        UsageError: options that cannot be meant, or neither a target nor a trace.
+        CheckpointError, DialectError, DraftError, PromptError, TraceError: an input cannot be read.
+    """
+    options.check()
+    suspect, decode = _find_suspect(options, on_progress)
+    subject = suspect.subject
+    steps = PLAIN if subject is None else choose_steps(subject.draft, options.engine)
+    return diagnose(suspect, decode, seed=options.seed, steps=steps, on_progress=on_progress)
+
+
+def _find_suspect(
+    options: DiagnoseOptions, on_progress: Progress
+) -> tuple[DiagnosisInput, DecodeOptions]:
+    """The draft with texts, and how these were made."""
+    decode = replace(options.decode, stop_token_ids=options.stop_token_ids or frozenset())
+    if options.trace is not None:
+        trace = open_trace(options.trace)
+        decode = follow_trace(trace.header, decode, options.stated)
+        suspect = suspect_of_trace(
+            options.draft, trace, target=options.target_weights, machine=options.machine
+        )
+        return suspect, decode
+    suspect = suspect_of_target(_target_run(options), on_progress=on_progress)
+    if suspect.subject is not None:
+        decode = follow_trace(suspect.subject.around.header, decode, frozenset())
+    return suspect, decode
+
+
+def _target_run(options: DiagnoseOptions) -> TargetRunOptions:
+    assert options.target is not None, "the options were checked"
+    return TargetRunOptions(
+        target=options.target,
+        draft=options.draft,
+        prompts=options.prompts,
+        max_new_tokens=options.decode.max_new_tokens,
+        sampling=options.decode.sampling,
+        stop_token_ids=options.stop_token_ids,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        machine=options.machine,
+    )

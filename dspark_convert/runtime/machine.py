@@ -1,0 +1,80 @@
+"""Where a model runs, in what precision, and whether code that came with it may run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from dspark_convert.errors import Finding, UsageError
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """How every command that runs a model runs it.
+
+    ``device`` "auto" is CUDA where there is one, else the CPU. ``dtype`` "auto" takes that of each
+    checkpoint. ``trust_remote_code``: whether Python code of the target's folder may run.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+
+    def check(self) -> None:
+        """Refuse what this PyTorch cannot do, before anything is read.
+
+        Raises ``UsageError``: ``device-unavailable``, ``dtype-unknown``.
+        """
+        self.torch_device()
+        self.torch_dtype()
+
+    def torch_device(self) -> torch.device:
+        """The device to run on.
+
+        Raises ``UsageError`` (``device-unavailable``).
+        """
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        expected = "auto, cpu, or a GPU that this PyTorch sees: cuda, cuda:1, ..."
+        try:
+            device = torch.device(name)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0].split(". ")[0]
+            found = f"{name} ({reason})"
+            raise unusable_option("device-unavailable", "--device", found, expected) from None
+        # Devices of PyTorch that hold no weights, or that files cannot be read to.
+        if device.type == "meta" or (device.type == "cpu" and device.index is not None):
+            raise unusable_option("device-unavailable", "--device", name, expected)
+        return device
+
+    def torch_dtype(self) -> torch.dtype | None:
+        """The dtype of every model that is loaded; None keeps that of each checkpoint.
+
+        Raises ``UsageError`` (``dtype-unknown``).
+        """
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            expected = f"auto, {', '.join(DTYPES)}"
+            raise unusable_option("dtype-unknown", "--dtype", self.dtype, expected)
+        return DTYPES.get(self.dtype)
+
+
+def unusable_option(code: str, option: str, found: str, expected: str) -> UsageError:
+    """The error for an option that cannot be used like this."""
+    return UsageError(
+        Finding(
+            code=code,
+            message=f"{option} cannot be used like this",
+            found=found,
+            expected=expected,
+        )
+    )

@@ -7,7 +7,7 @@ import os
 import runpy
 import subprocess
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, so that no process is left with one of them at the end."""
     longest = ("tests/diagnosis/", "tests/checks/", "tests/replay/", "tests/traces/")
     items.sort(key=lambda item: not item.nodeid.startswith(longest))
+
+
+def mostly_slow(cases: Iterable[Any], *, fast: Sequence[Any]) -> list[Any]:
+    """Cases as parameters of a test; those that are not in ``fast`` are left to the slow suite."""
+    listed = list(cases)
+    assert all(case in listed for case in fast), "a fast case is not among the cases"
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=() if case in fast else pytest.mark.slow,
+        )
+        for case in listed
+    ]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from dspark_convert.runtime.fast import sampling
 from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.rejection import compute_residual
 from dspark_convert.schemas.report import CheckResult, VerifyReport
+from tests.conftest import mostly_slow
 from tests.diagnosis.helpers import TINY
 from tests.runtime.helpers import bigram_pair, chain_pair
 
@@ -113,7 +114,7 @@ def test_without_decoding_there_is_no_decoder(engine: str) -> None:
 # Sampling
 
 
-@pytest.mark.parametrize("draft_sampling", ["sample", "greedy"])
+@pytest.mark.parametrize("draft_sampling", mostly_slow(["sample", "greedy"], fast=["sample"]))
 def test_a_sampled_run_of_the_fast_decoder_is_lossless(draft_sampling: str) -> None:
     options = DecodeOptions(
         max_new_tokens=16,
@@ -140,14 +141,20 @@ def every_token_stands(stands_RN: Tensor, lengths_R: Tensor) -> Tensor:
     return lengths_R
 
 
-@pytest.mark.parametrize("engine", ["plain", "fast"])
-@pytest.mark.parametrize(
-    ("name", "fault", "reason"),
-    [
+OTHER_LAWS = [
+    (engine, *law)
+    for engine in ("plain", "fast")
+    for law in (
         ("compute_residual", swapped_residual, "had no probability"),
         ("compute_residual", residual_without_q, "had no probability"),
         ("count_leading", every_token_stands, "do not follow p and q"),
-    ],
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "fault", "reason"),
+    mostly_slow(OTHER_LAWS, fast=[OTHER_LAWS[1], OTHER_LAWS[3], OTHER_LAWS[5]]),
 )
 def test_a_round_of_another_law_fails(
     monkeypatch: pytest.MonkeyPatch,

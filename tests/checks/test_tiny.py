@@ -33,11 +33,12 @@ from dspark_convert.runtime import (
 from dspark_convert.schemas.draft import Layout
 from dspark_convert.traces.generate import TextInput, TextSettings, sample_texts
 from dspark_convert.traces.tokenizer import load_tokenizer
-from tests.conftest import ROOT
+from tests.conftest import ROOT, mostly_slow
 from tests.diagnosis.helpers import absolute_table
 
 TINY = ROOT / "fixtures" / "tiny"
 DRAFTS = ("draft_1plusN_reduced", "draft_anchor_reduced", "draft_dense_full")
+ONE = DRAFTS[0]
 OPTIONS = DecodeOptions(max_new_tokens=48)
 
 
@@ -79,29 +80,32 @@ def text_settings(draft: DraftModel) -> TextSettings:
     )
 
 
-def accepted_length(draft: DraftModel) -> float:
-    results = run(draft)
+def accepted_length(results: tuple[DecodeResult, ...]) -> float:
     return sum(result.committed for result in results) / sum(
         len(result.rounds) for result in results
     )
 
 
 @cache
-def healthy_length(name: str) -> float:
-    return accepted_length(load(name))
+def healthy(name: str) -> tuple[DecodeResult, ...]:
+    return run(load(name))
+
+
+@cache
+def plain_outputs() -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(decode_plain(target(), prompt, OPTIONS)) for prompt in prompts())
 
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_speculative_output_is_the_plain_output(name: str) -> None:
-    for prompt, result in zip(prompts(), run(load(name)), strict=True):
-        assert result.token_ids == decode_plain(target(), prompt, OPTIONS)
+    assert tuple(tuple(result.token_ids) for result in healthy(name)) == plain_outputs()
 
 
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("name", mostly_slow(DRAFTS, fast=[ONE]))
 def test_replay_makes_the_rounds_of_the_loop(name: str) -> None:
     """Temperature 0, every prompt: the same anchors, the same number of accepted tokens."""
     draft = load(name)
-    results = run(draft)
+    results = healthy(name)
     texts = list(sample_texts(target(), inputs(), text_settings(draft), batch_size=8))
     settings = ReplayOptions(decode=OPTIONS, target_vocab_size=target().vocab_size)
     assert len(texts) == len(results) == len(prompts())
@@ -113,7 +117,7 @@ def test_replay_makes_the_rounds_of_the_loop(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_healthy_drafts_commit_two_tokens_a_round(name: str) -> None:
-    assert healthy_length(name) >= 2.0
+    assert accepted_length(healthy(name)) >= 2.0
 
 
 def other_layout(name: str) -> DraftModel:
@@ -157,25 +161,27 @@ BROKEN: Mapping[str, Callable[[str], DraftModel]] = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("name", mostly_slow(DRAFTS, fast=[ONE]))
 def test_a_broken_draft_is_clearly_below(name: str, fault: str) -> None:
-    healthy, broken = healthy_length(name), accepted_length(BROKEN[fault](name))
-    print(f"{name:22} {healthy:.3f}   {fault:28} {broken:.3f}")  # noqa: T201
-    assert broken < 0.9 * healthy
+    right, wrong = accepted_length(healthy(name)), accepted_length(run(BROKEN[fault](name)))
+    print(f"{name:22} {right:.3f}   {fault:28} {wrong:.3f}")  # noqa: T201
+    assert wrong < 0.9 * right
 
 
-@pytest.mark.parametrize("name", ["draft_1plusN_reduced", "draft_anchor_reduced"])
+@pytest.mark.parametrize("name", mostly_slow(DRAFTS[:2], fast=[ONE]))
 def test_a_table_of_absolute_ids_that_is_read_as_offsets_is_clearly_below(
     name: str, build: Callable[..., Path]
 ) -> None:
     folder = build(name, absolute_table)
     right, wrong = (
         accepted_length(
-            load_draft(
-                folder,
-                dtype=torch.float32,
-                target=TINY / "target",
-                overrides=Overrides(d2t=reading),
+            run(
+                load_draft(
+                    folder,
+                    dtype=torch.float32,
+                    target=TINY / "target",
+                    overrides=Overrides(d2t=reading),
+                )
             )
         )
         for reading in ("absolute", "offsets")
@@ -185,13 +191,12 @@ def test_a_table_of_absolute_ids_that_is_read_as_offsets_is_clearly_below(
     assert wrong < 1.1
 
 
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("name", mostly_slow(DRAFTS, fast=[ONE]))
 def test_a_decode_run_cannot_tell_layer_ids_off_by_one(name: str) -> None:
     """Neighbouring layers carry nearly the same stream: the drop is smaller than the noise of a
     run of this size (the 1+N draft even gains). Paired replay on a trace is what tells them apart.
     """
-    healthy, broken = run(load(name)), run(layer_ids_one_too_high(name))
-    bounds = [interval(results) for results in (healthy, broken)]
+    bounds = [interval(healthy(name)), interval(run(layer_ids_one_too_high(name)))]
     print(f"{name:22} {bounds[0]}   {'layer ids one too high':28} {bounds[1]}")  # noqa: T201
     assert bounds[0][0] < bounds[1][1]
     assert bounds[1][0] < bounds[0][1]

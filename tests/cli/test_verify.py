@@ -35,7 +35,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def installed(*arguments: object) -> Outcome:
-    """Run the installed command in a process of its own: once for each exit code."""
+    """Run the installed command in a process of its own."""
     done = subprocess.run(
         [COMMAND, *map(str, arguments)], capture_output=True, timeout=120, check=False
     )
@@ -49,6 +49,10 @@ def verify(*arguments: object) -> Outcome:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Outcome(result.exit_code, result.stdout, result.stderr)
+
+
+# The exit code comes from the same function either way; the slow suite sees it leave the process.
+RUNS = pytest.mark.parametrize("run", [verify, pytest.param(installed, marks=pytest.mark.slow)])
 
 
 def check(*arguments: object, run: Callable[..., Outcome] = verify) -> Outcome:
@@ -68,10 +72,11 @@ def test_exit_0_when_every_check_passes(prompts: Path, tmp_path: Path) -> None:
     assert outcome.json == document
 
 
-def test_exit_1_names_the_check_that_failed(prompts: Path) -> None:
+@RUNS
+def test_exit_1_names_the_check_that_failed(run: Callable[..., Outcome], prompts: Path) -> None:
     report = prompts.with_name("failed.json")
     options = ("--min-accepted-length", 3, "--report", report)
-    outcome = check("--prompts", prompts, *options, run=installed)
+    outcome = check("--prompts", prompts, *options, run=run)
     assert outcome.code == 1
     assert json.loads(report.read_text())["verdict"] == "fail"
     assert "acceptance" in outcome.out
@@ -112,8 +117,9 @@ def test_exit_2_for_options_that_cannot_be_meant(
     assert check("--prompts", prompts, *arguments).code == 2
 
 
-def test_exit_2_with_nothing_to_check_against() -> None:
-    assert installed("check", DENSE).code == 2
+@RUNS
+def test_exit_2_with_nothing_to_check_against(run: Callable[..., Outcome]) -> None:
+    assert run("check", DENSE).code == 2
 
 
 @pytest.mark.parametrize(
@@ -124,16 +130,22 @@ def test_exit_3_when_an_input_cannot_be_read(draft: Path, target: Path, prompts:
     assert verify("check", draft, "--target", target, "--prompts", prompts).code == 3
 
 
-def test_exit_3_when_text_prompts_meet_a_target_without_a_tokenizer() -> None:
-    outcome = check(run=installed)
+@RUNS
+def test_exit_3_when_text_prompts_meet_a_target_without_a_tokenizer(
+    run: Callable[..., Outcome],
+) -> None:
+    outcome = check(run=run)
     assert outcome.code == 3
     assert "tokenizer-missing" in outcome.err
 
 
-def test_exit_4_when_the_interval_holds_the_threshold(prompts: Path) -> None:
+@RUNS
+def test_exit_4_when_the_interval_holds_the_threshold(
+    run: Callable[..., Outcome], prompts: Path
+) -> None:
     options = ("--prompts", prompts, "--temperature", 0.8, "--max-new-tokens", 40)
     length = check(*options, "--json").json["checks"][5]["numbers"]["accepted_length"]
-    outcome = check(*options, "--min-accepted-length", length, run=installed)
+    outcome = check(*options, "--min-accepted-length", length, run=run)
     assert outcome.code == 4
     assert "prompts decide" in " ".join(outcome.out.split())
 

@@ -25,6 +25,7 @@ from dspark_convert.reports.text import number
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.schemas.diagnosis import Diagnosis, ReadingId
 from dspark_convert.traces.trace import Trace
+from tests.conftest import mostly_slow
 from tests.runtime.helpers import GOLDEN
 
 from .helpers import (
@@ -164,8 +165,17 @@ def greedy_trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return record_trace(folder, every=1, max_new_tokens=48, temperature=0.0)
 
 
-@pytest.mark.parametrize(("texts", "temperature"), [("trace", 1.0), ("greedy_trace", 0.0)])
-@pytest.mark.parametrize("name", HEALTHY)
+HEALTHY_RUNS = [
+    (name, texts, temperature)
+    for name in HEALTHY
+    for texts, temperature in (("trace", 1.0), ("greedy_trace", 0.0))
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "temperature"),
+    mostly_slow(HEALTHY_RUNS, fast=[(ANCHOR, "trace", 1.0)]),
+)
 def test_nothing_better_is_found_for_a_healthy_draft(
     name: str, texts: str, temperature: float, request: pytest.FixtureRequest
 ) -> None:
@@ -181,7 +191,7 @@ def test_nothing_better_is_found_for_a_healthy_draft(
         assert interval[1] < 0, "the paired difference shows even neighbouring layers"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", mostly_slow(FAULTS, fast=["layout-other", "target-head"]))
 def test_a_fault_in_the_files_is_named(
     fault: ReadingId, build: Callable[..., Path], trace: Trace, short_trace: Trace
 ) -> None:
@@ -201,7 +211,7 @@ def test_a_fault_in_the_files_is_named(
         assert (mended.verdict, mended.best) == ("healthy", "as-declared")
 
 
-@pytest.mark.parametrize("fault", IN_RUNTIME)
+@pytest.mark.parametrize("fault", mostly_slow(IN_RUNTIME, fast=["positions-plus-1"]))
 def test_a_block_at_another_position_is_named(
     fault: str, short_trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from dspark_convert.schemas.catalog import schema_of
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult, ReadingId
 from dspark_convert.traces.record import RecordOptions, record
 from dspark_convert.traces.trace import Trace, open_trace
+from tests.conftest import mostly_slow
 from tests.runtime.helpers import GOLDEN
 
 from .helpers import (
@@ -82,7 +83,7 @@ def untrained_backbone(config: Config, tensors: Tensors) -> None:
             tensors[name] = (noise * tensors[name].float().std()).to(tensors[name].dtype)
 
 
-@pytest.mark.parametrize("name", [DENSE, ANCHOR, ONE_PLUS_N])
+@pytest.mark.parametrize("name", mostly_slow([DENSE, ANCHOR, ONE_PLUS_N], fast=[DENSE]))
 def test_a_bad_draft_that_no_reading_explains_is_not_called_healthy(
     name: str, build: Callable[..., Path], short_trace: Trace
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from dspark_convert.diagnosis.scores import Resampler
 from dspark_convert.replay.expectation import Floats
+from tests.conftest import mostly_slow
 
 
 def test_intervals_are_those_of_whole_texts() -> None:
@@ -20,7 +21,7 @@ def test_intervals_are_those_of_whole_texts() -> None:
     assert Resampler(2, 0).interval(np.array([1.0, np.nan]), np.ones(2), 0.95) is None
 
 
-@pytest.mark.parametrize("texts", [8, 12, 24])
+@pytest.mark.parametrize("texts", mostly_slow([8, 12, 24], fast=[8]))
 def test_wide_intervals_miss_as_often_as_they_say(texts: int) -> None:
     """At 99 % a percentile interval over 8 texts misses the truth in 5 % of cases, not in 1 %."""
     rng, resampler, cases = np.random.default_rng(1), Resampler(texts, 0), 1000

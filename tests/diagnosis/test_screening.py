@@ -26,6 +26,7 @@ from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
 from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.traces.trace import Trace
+from tests.conftest import mostly_slow
 from tests.traces.helpers import make_header
 
 from .helpers import (
@@ -63,7 +64,7 @@ FAULTS: dict[str, tuple[str, tuple[Plant, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", mostly_slow(FAULTS, fast=["rope-base"]))
 def test_the_same_cause_is_named_on_the_same_numbers(
     fault: str, build: Callable[..., Path], trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_the_same_cause_is_named_on_the_same_numbers(
     assert screened.hypotheses[0] == whole.hypotheses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [DENSE])
 def test_a_healthy_draft_stays_healthy(
     name: str, trace: Trace, monkeypatch: pytest.MonkeyPatch

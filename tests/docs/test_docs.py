@@ -104,6 +104,7 @@ def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
+@pytest.mark.slow
 def test_commands_of_getting_started_run(clone: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")

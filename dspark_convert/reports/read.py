@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from dspark_convert.checkpoint.jsonfile import read_json
-from dspark_convert.errors import Finding, ReportError
+from dspark_convert.errors import Finding, Findings, ReportError
+from dspark_convert.reports.consistency import find_contradictions
 from dspark_convert.schemas.diagnosis import Diagnosis
 from dspark_convert.schemas.report import VerifyReport
 
 Document = TypeVar("Document", bound=BaseModel)
 
 MAX_REPORT_BYTES = 100_000_000
+_MAX_FINDINGS = 20
 
 
 def read_report(path: Path) -> VerifyReport:
     """The report in a JSON file.
 
     Raises:
-        ReportError: ``report-invalid``, with the first key that does not fit.
+        ReportError: ``report-invalid``, with the first key that does not fit;
+            ``report-inconsistent`` when its numbers or verdicts contradict each other.
         CheckpointError: the file cannot be read, or is not JSON.
     """
-    return _read(path, VerifyReport, "report-invalid", "dspark-verify check --report")
+    report = _read(path, VerifyReport, "report-invalid", "dspark-verify check --report")
+    findings = Findings()
+    for key, problem in islice(find_contradictions(report), _MAX_FINDINGS):
+        findings.error(
+            "report-inconsistent",
+            f"the report contradicts itself: {problem}",
+            file=path.name,
+            key=key,
+            hint="write it anew with dspark-verify check --report",
+        )
+    findings.raise_errors(ReportError)
+    return report
 
 
 def read_diagnosis(path: Path) -> Diagnosis:

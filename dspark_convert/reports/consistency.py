@@ -1,0 +1,190 @@
+"""Whether the numbers of a report agree with each other and with its verdicts.
+
+Thresholds, comparisons and model cards take a report at its word, so a report that was edited, cut
+or put together from two must not be read. What a writer of ours derives from other numbers is
+derived here again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from dspark_convert.schemas.gate_outcome import RuleVerdict, worst
+from dspark_convert.schemas.report import (
+    AcceptanceNumbers,
+    CheckResult,
+    ConfidenceNumbers,
+    LosslessGreedyNumbers,
+    LosslessSamplingNumbers,
+    PairingNumbers,
+    ParityNumbers,
+    PromptRounds,
+    StructureNumbers,
+    VerifyReport,
+)
+
+_TOLERANCE = 1e-6
+"""Relative above 1, absolute below: sums of expected counts, in another order."""
+
+Contradiction = tuple[str, str]
+"""Key and what is wrong there."""
+
+
+def find_contradictions(report: VerifyReport) -> Iterator[Contradiction]:
+    """Every contradiction of a report, with the key where it shows."""
+    yield from _checks(report.checks)
+    verdicts = {check.verdict for check in report.checks}
+    decided = {"fail", "inconclusive", "pass"} & verdicts
+    own: RuleVerdict = "pass" if decided == {"pass"} else "inconclusive"
+    own = "fail" if "fail" in decided else own
+    gated = worst((own, report.gate.verdict)) if report.gate else own
+    if report.verdict != gated:
+        yield "verdict", f"it is {report.verdict}, and the checks and rules come to {gated}"
+    for index, check in enumerate(report.checks):
+        for key, problem in _check(check, report):
+            yield f"checks.{index}.{key}", problem
+
+
+def _checks(checks: Iterable[CheckResult]) -> Iterator[Contradiction]:
+    counts = Counter(check.id for check in checks)
+    if not counts:
+        yield "checks", "there are none"
+    for check_id, count in counts.items():
+        if count > 1:
+            yield "checks", f"there are {count} results of {check_id}"
+
+
+def _check(check: CheckResult, report: VerifyReport) -> Iterator[Contradiction]:
+    numbers = check.numbers
+    if check.verdict == "skipped":
+        if numbers is not None:
+            yield "numbers", "the check was skipped, and has numbers"
+        return
+    if numbers is None:
+        if check.verdict == "pass":
+            yield "numbers", "the check passed, and has no numbers"
+        return
+    if isinstance(numbers, AcceptanceNumbers):
+        yield from _acceptance(numbers)
+        yield from _threshold(check, numbers, report)
+    elif isinstance(numbers, ConfidenceNumbers) and numbers.accepted > numbers.tokens + _TOLERANCE:
+        yield "numbers.accepted", "more tokens were accepted than drafted"
+    for kind, why in _FAILED.items():
+        if check.verdict == "pass" and isinstance(numbers, kind) and (problem := why(numbers)):
+            yield "verdict", f"it is pass, and {problem}"
+
+
+def _structure(numbers: StructureNumbers) -> str | None:
+    return f"there are {numbers.errors} errors" if numbers.errors else None
+
+
+def _pairing(numbers: PairingNumbers) -> str | None:
+    if numbers.findings:
+        return "draft and target do not fit"
+    return "the tokenizers differ" if numbers.tokenizer == "different" else None
+
+
+def _parity(numbers: ParityNumbers) -> str | None:
+    return f"{', '.join(numbers.different)} differ" if numbers.different else None
+
+
+def _lossless_greedy(numbers: LosslessGreedyNumbers) -> str | None:
+    if not all(difference.tie for difference in numbers.differences):
+        return "outputs differ that are no tie"
+    if numbers.identical + len(numbers.differences) != numbers.prompts:
+        return "some outputs are neither identical nor listed as different"
+    return None
+
+
+def _lossless_sampling(numbers: LosslessSamplingNumbers) -> str | None:
+    if numbers.impossible:
+        return "there are draws of probability zero"
+    unlikely = numbers.p_value is not None and numbers.p_value < numbers.significance
+    return "the draws do not follow the law of the target" if unlikely else None
+
+
+_FAILED: Mapping[type, Callable[..., str | None]] = {
+    StructureNumbers: _structure,
+    PairingNumbers: _pairing,
+    ParityNumbers: _parity,
+    LosslessGreedyNumbers: _lossless_greedy,
+    LosslessSamplingNumbers: _lossless_sampling,
+}
+"""Why numbers of each kind cannot be those of a check that passed; None: they can."""
+
+
+def _acceptance(numbers: AcceptanceNumbers) -> Iterator[Contradiction]:
+    positions = len(numbers.acceptance_by_position)
+    for name, length in (
+        ("acceptance_interval95", positions),
+        ("survival_by_position", positions),
+        ("accepted_length_by_num_speculative_tokens", positions),
+        ("histogram", positions + 1),
+    ):
+        if len(getattr(numbers, name)) != length:
+            yield f"numbers.{name}", f"it must have {length} entries"
+            return
+    yield from _counts(numbers)
+    yield from _totals_of_prompts(numbers)
+    for name in ("acceptance_by_position", "survival_by_position"):
+        if any(not -_TOLERANCE <= value <= 1 + _TOLERANCE for value in _known(numbers, name)):
+            yield f"numbers.{name}", "a share lies between 0 and 1"
+
+
+def _counts(numbers: AcceptanceNumbers) -> Iterator[Contradiction]:
+    """Rounds, accepted tokens and survival follow from the histogram, the length from counts."""
+    rounds, histogram = numbers.rounds, numbers.histogram
+    derived = {"rounds": sum(histogram), "accepted": sum(k * n for k, n in enumerate(histogram))}
+    for name, value in derived.items():
+        if not _same(getattr(numbers, name), value):
+            yield f"numbers.{name}", f"the histogram gives {value:g}"
+    if (numbers.accepted_length is None) != (rounds == 0):
+        yield "numbers.accepted_length", f"there are {rounds:g} rounds"
+    if numbers.accepted_length is not None and rounds:
+        length = numbers.committed / rounds
+        if not _same(numbers.accepted_length, length):
+            yield "numbers.accepted_length", f"committed tokens and rounds give {length:g}"
+    for k, survival in enumerate(numbers.survival_by_position, start=1):
+        if survival is not None and not _same(survival * rounds, sum(histogram[k:])):
+            yield f"numbers.survival_by_position.{k - 1}", "the histogram gives another value"
+
+
+def _totals_of_prompts(numbers: AcceptanceNumbers) -> Iterator[Contradiction]:
+    """The rounds of all prompts together are the rounds; the same for tokens, where known."""
+    rounds = least = most = 0.0
+    for prompt in numbers.prompts:
+        if isinstance(prompt, PromptRounds):
+            accepted = sum(prompt.accepted_per_round)
+            rounds += len(prompt.accepted_per_round)
+            least, most = least + accepted, most + accepted + len(prompt.accepted_per_round)
+        else:
+            rounds += prompt.rounds
+            least, most = least + prompt.committed, most + prompt.committed
+    if not _same(rounds, numbers.rounds):
+        yield "numbers.rounds", f"those of the prompts are {rounds:g}"
+    slack = _TOLERANCE * max(1.0, most)
+    if not least - slack <= numbers.committed <= most + slack:
+        yield "numbers.committed", f"the prompts give {least:g} to {most:g}"
+
+
+def _threshold(
+    check: CheckResult, numbers: AcceptanceNumbers, report: VerifyReport
+) -> Iterator[Contradiction]:
+    """An accepted length passes by the whole interval; without a threshold, by its own value."""
+    if check.verdict != "pass":
+        return
+    reached = numbers.accepted_length
+    if report.settings.min_accepted_length is not None:
+        reached = numbers.interval95[0] if numbers.interval95 else None
+    if reached is None or reached < numbers.threshold:
+        yield "verdict", f"it is pass, and {numbers.threshold:g} is not reached"
+
+
+def _known(numbers: AcceptanceNumbers, name: str) -> list[float]:
+    return [value for value in getattr(numbers, name) if value is not None]
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)

@@ -1,4 +1,4 @@
-"""What dense readers want of the golden drafts, written by hand from FORMATS 1.1, 2.1 and 5.
+"""What dense readers want of the golden drafts, written by hand from the readers' own sources.
 
 Literal data, on purpose not derived from the package: a wrong rule and its inverse would agree.
 """

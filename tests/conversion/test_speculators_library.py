@@ -24,7 +24,7 @@ load_file = pytest.importorskip("safetensors.torch").load_file
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-TOLERANCE = 1e-4  # golden README, "One case"
+TOLERANCE = 1e-4  # fixtures/golden/README.md
 SLIDING, ONE_PLUS_N = "spec_swa_default_reduced_bf16", "spec_gated_reduced_1plusN_bf16"
 
 
@@ -74,7 +74,7 @@ def run_backbone(draft: Any, context_hidden: Any, block_ids: Any) -> Any:
 
 @torch.no_grad()
 def greedy_block(draft: Any, context_hidden: Any, anchor: int) -> dict[str, Any]:
-    """One greedy block in the words of the golden README; int64 and float32 [B, ...]."""
+    """One greedy block, named as in fixtures/golden/README.md; int64 and float32 [B, ...]."""
     first = 0 if draft.config.sample_from_anchor else 1
     block_ids = torch.full((draft.block_size,), draft.mask_token_id)
     block_ids[0] = anchor

@@ -35,7 +35,7 @@ from .speculators import (
 )
 from .test_keys import flat
 
-# FORMATS 1.2, 2.1 and 5, by hand: what speculators 0.9.0 reads of dense_vanilla_bf16.
+# By hand: what speculators 0.9.0 reads of dense_vanilla_bf16.
 DECODER = {
     "attention_bias": False,
     "attention_dropout": 0.0,

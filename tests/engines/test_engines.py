@@ -1,4 +1,4 @@
-"""Who can load what: the rows of FORMATS, section 7, that our drafts can be."""
+"""Who can load what: every kind of draft of ours, against every engine."""
 
 from __future__ import annotations
 

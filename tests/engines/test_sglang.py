@@ -82,7 +82,7 @@ def read_config(folder: Path) -> Qwen3Config:
 
 
 def build(config: Qwen3Config, ragged: bool) -> nn.Module:
-    """A toy with the parameters of the draft class (FORMATS, sections 1.4 and 2.3)."""
+    """A toy with the parameters of the draft class."""
     engine = sglang()
     parsed = engine["parse_dspark_draft_config"](draft_hf_config=config)
     flash = engine["parse_dflash_draft_config"](draft_hf_config=config)

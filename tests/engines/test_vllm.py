@@ -70,7 +70,7 @@ def vllm() -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> Any:
-    """The config as vLLM holds it, by either of its two paths (FORMATS, section 1.3)."""
+    """The config as vLLM holds it, by either of its two paths."""
     document = json.loads((folder / "config.json").read_text())
     if document.get("model_type") is None and "speculators_config" in document:
         flat = dict(document["transformer_layer_config"])
@@ -80,7 +80,7 @@ def read_config(folder: Path) -> Any:
 
 
 def build(config: Any, target_vocab: int) -> nn.Module:
-    """A toy with the parameters of the draft class (FORMATS, sections 1.3 and 2.1)."""
+    """A toy with the parameters of the draft class."""
     engine = vllm()
     toy = type("Toy", (engine["Qwen3DSparkForCausalLM"], nn.Module), {})()
     toy.config, toy.target_vocab_size = config, target_vocab

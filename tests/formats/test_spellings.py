@@ -14,7 +14,7 @@ from dspark_convert.schemas.draft import DraftConfig, Layout
 
 from .helpers import DENSE, REDUCED, config_of, errors, notes, parse, parsed
 
-# FORMATS 1.6: what SpecForge writes, for the geometry of dense_vanilla_bf16.
+# What SpecForge writes, for the geometry of dense_vanilla_bf16.
 SPECFORGE = {
     "architectures": ["DSparkDraftModel"],
     "attention_bias": False,

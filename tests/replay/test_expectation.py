@@ -147,7 +147,7 @@ def random_expectation(anchors: int, num_tokens: int, seed: int) -> Expectation:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_equals_the_backward_recursion(seed: int) -> None:
-    """DESIGN: V(s) = 1 + sum P(k|s) V(s+k+1) and C(s) = sum P(k|s) (k + 1 + C(s+k+1))."""
+    """By recursion: V(s) = 1 + sum P(k|s) V(s+k+1) and C(s) = sum P(k|s) (k + 1 + C(s+k+1))."""
     expectation = random_expectation(20, 4, seed)
     rounds, committed = np.zeros(25), np.zeros(25)
     for s in reversed(range(20)):

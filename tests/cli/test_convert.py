@@ -16,7 +16,7 @@ from dspark_convert import __version__
 from dspark_convert.cli.convert import app
 from dspark_convert.schemas.catalog import PUBLISHED, schema_text
 from fixtures.broken.edits import cut, put, write
-from tests.conftest import COMMAND
+from tests.conftest import COMMAND, mostly_slow
 
 REDUCED = "spec_vanilla_reduced_anchor_bf16"
 Cli = Callable[..., Any]
@@ -217,7 +217,7 @@ def test_every_command_and_every_option_is_documented(name: str, cli: Cli) -> No
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", mostly_slow(["", "1"], fast=[""]))
 @pytest.mark.parametrize("arguments", [("check",), ("inspect", "--json"), ("engines",)])
 def test_a_full_disk_behind_stdout_is_no_verdict(
     source: Path, arguments: tuple[str, ...], unbuffered: str, monkeypatch: pytest.MonkeyPatch

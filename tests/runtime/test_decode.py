@@ -14,6 +14,7 @@ from dspark_convert.runtime.decode import decode, decode_plain
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation
 from dspark_convert.runtime.target import Target
+from tests.conftest import mostly_slow
 
 from .helpers import (
     VARIANTS,
@@ -53,8 +54,12 @@ def test_greedy_output_of_golden_drafts_is_the_plain_output(variant: str) -> Non
     )
 
 
-@pytest.mark.parametrize("sliding_window", [None, 6])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "sliding_window"),
+    mostly_slow(
+        itertools.product(LAYOUTS, [None, 6]), fast=[("anchor_first", None), ("bonus_anchor", 6)]
+    ),
+)
 def test_rows_that_accept_differently_keep_the_right_caches(
     layout: str, sliding_window: int | None
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from dspark_convert.runtime.rejection import Uniforms, compute_residual, verify_
 from dspark_convert.runtime.sampling import SamplingOptions, compute_probabilities
 from dspark_convert.runtime.vocabulary import DraftVocabulary
 from dspark_convert.schemas.draft import LayerType
+from tests.conftest import mostly_slow
 
 from .helpers import (
     VARIANTS,
@@ -75,8 +77,10 @@ def rounds_of(results: Sequence[DecodeResult]) -> list[object]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("sliding_window", [None, 6])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "sliding_window"),
+    mostly_slow(product(LAYOUTS, [None, 6]), fast=[("anchor_first", 6), ("bonus_anchor", None)]),
+)
 def test_rounds_are_those_of_the_plain_path(
     layout: str, sliding_window: int | None, device: str
 ) -> None:

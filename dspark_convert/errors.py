@@ -19,7 +19,7 @@ Codes are kebab-case and stable: pipelines match on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict
 
@@ -171,3 +171,7 @@ class Findings:
     def _report(self, severity: Severity, code: str, message: str, where: Where) -> None:
         texts = {name: None if value is None else str(value) for name, value in where.items()}
         self.add(Finding(code=code, message=message, severity=severity, **texts))
+
+
+OnFinding = Callable[[Iterable[Finding]], None]
+"""Is called with notes and warnings at the time they are made, while the work goes on."""

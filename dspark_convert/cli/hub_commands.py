@@ -42,6 +42,7 @@ def push(
             yes=yes,
             report=None if report is None else read_report(report),
             progress=sink.shows_progress,
+            on_finding=sink.findings,
         )
         sink.data(result.model_dump(mode="json"), facts_grid(_facts(result)))
 

@@ -6,17 +6,18 @@ Everything goes through ``huggingface_hub``, which honours ``HF_ENDPOINT``, ``HF
 
 from __future__ import annotations
 
-import glob
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub import try_to_load_from_cache as find_cached
-from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
-from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+)
 from huggingface_hub.utils import (
     are_progress_bars_disabled,
     disable_progress_bars,
@@ -25,33 +26,15 @@ from huggingface_hub.utils import (
 
 from dspark_convert import __version__
 from dspark_convert.checkpoint.folder import CONFIG_FILE
-from dspark_convert.errors import CheckpointError, Finding, Findings
-from dspark_convert.hub.errors import hub_refusals
+from dspark_convert.errors import CheckpointError, Finding, Findings, OnFinding
+from dspark_convert.hub.answers import COMMIT, Repository, ask_repository
+from dspark_convert.hub.cached import check_cached, check_snapshot
+from dspark_convert.hub.errors import hub_refusals, understood
+from dspark_convert.hub.guard import guarded_answers
 from dspark_convert.hub.location import HubLocation
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A file of a repository: ``size`` in bytes, ``sha256`` of large files, else ``git_id``."""
-
-    size: int
-    sha256: str | None
-    git_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """A repository at one commit; ``files`` lie at its top level.
-
-    ``folder`` is set where the Hub was not asked: the snapshot of the cache.
-    """
-
-    name: str
-    commit: str
-    files: Mapping[str, RemoteFile]
-    folder: Path | None = None
+_PARALLEL = 8
+"""Files that are fetched at the same time."""
 
 
 def hub_client() -> HfApi:
@@ -72,23 +55,23 @@ def progress_bars(shown: bool) -> Iterator[None]:
         enable_progress_bars()
 
 
-def resolve(location: HubLocation, findings: Findings) -> Repository:
+def resolve(location: HubLocation, on_finding: OnFinding) -> Repository:
     """Find out what commit a revision is, and what files it has.
 
     With ``HF_HUB_OFFLINE`` the cache answers. A branch or tag that was another commit when it was
-    last used is noted: ``revision-moved``. Raises ``CheckpointError``, see `hub_refusals`; in
+    last used is said: ``revision-moved``. Raises ``CheckpointError``, see `hub_refusals`; in
     particular ``revision-moved`` when it moves in this very moment.
     """
+    findings = Findings()
     with hub_refusals(str(location)), progress_bars(False):
         before = _cached_commit(location)
         try:
-            info = hub_client().model_info(
-                location.repository, revision=location.revision, files_metadata=True
-            )
+            repository = ask_repository(location.repository, location.revision)
         except OfflineModeIsEnabled:
-            return _cached(location, findings)
-        repository = listed(info)
-        _remember(location, repository)
+            repository = _cached(location, findings)
+            on_finding(findings)
+            return repository
+        _remember(location, repository, on_finding)
     if before not in (None, repository.commit) and not _is_commit(location.revision):
         findings.warning(
             "revision-moved",
@@ -97,46 +80,62 @@ def resolve(location: HubLocation, findings: Findings) -> Repository:
             found=f"commit {repository.commit}",
             hint=f"write hf://{location.repository}@{before} to stay with the former one",
         )
+    on_finding(findings)
     return repository
 
 
-def listed(info: ModelInfo) -> Repository:
-    """A repository as the Hub describes it; files in folders are left out."""
-    if info.sha is None or _COMMIT.fullmatch(info.sha) is None:
-        raise ValueError("the answer names no commit")
-    files = {
-        file.rfilename: RemoteFile(
-            size=file.size or 0,
-            sha256=file.lfs.sha256 if file.lfs else None,
-            git_id=file.blob_id,
-        )
-        for file in info.siblings or ()
-        if not any(character in file.rfilename for character in "/\\\0")
-        and file.rfilename not in ("", ".", "..")
-    }
-    return Repository(name=info.id, commit=info.sha, files=files)
-
-
-def download(repository: Repository, names: Iterable[str], *, progress: bool) -> Path:
+def download(
+    repository: Repository, names: Iterable[str], *, progress: bool, on_finding: OnFinding
+) -> Path:
     """Bring files into the shared cache, unless they are there; returns the snapshot's folder.
 
     Within a run a broken connection is taken up again where it broke; a later run fetches the
-    files that are not complete from their beginning, the others not again. ``progress`` shows bars
-    on a terminal. Raises ``CheckpointError``, see `hub_refusals`.
+    files that are not complete from their beginning, the others not again. Files that are no
+    weights are compared with the digests that the Hub gives, wherever they come from; weights are
+    when they are copied. ``progress`` shows bars on a terminal.
+
+    Raises:
+        CheckpointError: see `hub_refusals`, `guarded_answers` and `check_cached`.
     """
     if repository.folder is not None:
         return repository.folder
-    with hub_refusals(f"{repository.name}@{repository.commit}"), progress_bars(progress):
-        folder = snapshot_download(
-            repository.name,
-            revision=repository.commit,
-            endpoint=constants.ENDPOINT,
-            library_name="dspark-convert",
-            library_version=__version__,
-            # The patterns are names, so that nothing else in the repository is touched.
-            allow_patterns=[glob.escape(name) for name in names],
+    wanted = sorted(set(names) & repository.files.keys())
+    with (
+        hub_refusals(f"{repository.name}@{repository.commit}"),
+        progress_bars(progress),
+        guarded_answers(on_finding, commit=repository.commit),
+        ThreadPoolExecutor(_PARALLEL) as pool,
+    ):
+        futures = [pool.submit(_fetch, repository.name, n, repository.commit) for n in wanted]
+        try:
+            paths = [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+    for name, path in zip(wanted, paths, strict=True):
+        check_cached(path, repository.files[name])
+    return paths[0].parent if paths else _snapshot(repository)
+
+
+def _fetch(repository: str, name: str, revision: str | None) -> Path:
+    """One file, from the cache or the Hub; see `guarded_answers`, which must be around it."""
+    with understood():
+        return Path(
+            hf_hub_download(
+                repository,
+                name,
+                revision=revision,
+                endpoint=constants.ENDPOINT,
+                library_name="dspark-convert",
+                library_version=__version__,
+            )
         )
-    return Path(folder)
+
+
+def _snapshot(repository: Repository) -> Path:
+    place = f"models--{repository.name.replace('/', '--')}"
+    return Path(constants.HF_HUB_CACHE, place, "snapshots", repository.commit)
 
 
 def _cached(location: HubLocation, findings: Findings) -> Repository:
@@ -146,6 +145,7 @@ def _cached(location: HubLocation, findings: Findings) -> Repository:
     folder = Path(config).parent if isinstance(config, str) else None
     if folder is None or not any(folder.glob("*.safetensors")):
         raise OfflineModeIsEnabled("the cache does not hold the repository")
+    check_snapshot(folder)
     findings.note(
         "offline",
         "HF_HUB_OFFLINE is set: the cache is read, and the Hub may have a newer commit",
@@ -160,32 +160,38 @@ def _cached_commit(location: HubLocation) -> str | None:
     return Path(path).parent.name if isinstance(path, str) else None
 
 
-def _remember(location: HubLocation, repository: Repository) -> None:
+def _remember(location: HubLocation, repository: Repository, on_finding: OnFinding) -> None:
     """Put the config into the cache under the revision's own name, and so note its commit."""
     if CONFIG_FILE not in repository.files:
         return
-    try:
-        path = hf_hub_download(
-            location.repository,
-            CONFIG_FILE,
-            revision=location.revision,
-            endpoint=constants.ENDPOINT,
-            library_name="dspark-convert",
-            library_version=__version__,
+    with guarded_answers(on_finding):
+        try:
+            path = _fetch(location.repository, CONFIG_FILE, location.revision)
+        except LocalEntryNotFoundError:
+            raise  # no answer of the Hub, whatever the library calls it
+        except EntryNotFoundError:
+            raise _moved(location, repository) from None
+        if path.parent.name == repository.commit:
+            return
+        # Either the revision is another commit now, or the library took what the cache remembered,
+        # since the Hub did not answer. Asked for the file itself, it says which.
+        url = hf_hub_url(location.repository, CONFIG_FILE, revision=location.revision)
+        with understood():
+            get_hf_file_metadata(url, endpoint=constants.ENDPOINT)
+    raise _moved(location, repository)
+
+
+def _moved(location: HubLocation, repository: Repository) -> CheckpointError:
+    return CheckpointError(
+        Finding(
+            code="revision-moved",
+            message="the repository changed between two requests",
+            expected=f"commit {repository.commit}",
+            found=f"{location.repository} at another commit",
+            hint="run again",
         )
-    except EntryNotFoundError:
-        path = None
-    if path is None or Path(path).parent.name != repository.commit:
-        raise CheckpointError(
-            Finding(
-                code="revision-moved",
-                message="the repository changed between two requests",
-                expected=f"commit {repository.commit}",
-                found=f"{location.repository} at another commit",
-                hint="run again",
-            )
-        )
+    )
 
 
 def _is_commit(revision: str | None) -> bool:
-    return revision is not None and _COMMIT.fullmatch(revision) is not None
+    return revision is not None and COMMIT.fullmatch(revision) is not None

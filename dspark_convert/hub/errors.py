@@ -37,10 +37,30 @@ def hub_refusals(what: str, error_type: type[DSparkError] = CheckpointError) -> 
     except (TRANSPORT_ERROR, OSError, RuntimeError, ValueError) as error:
         if isinstance(error, BrokenPipeError):
             raise  # the reader of our own output went away; the Hub is not to blame
-        raise error_type(_finding(error, what)) from error
+        raise error_type(hub_finding(error, what)) from error
 
 
-def _finding(error: BaseException, what: str) -> Finding:
+@contextmanager
+def understood() -> Iterator[None]:
+    """Around one call of ``huggingface_hub``: an answer that it trips over is a refusal.
+
+    Raises:
+        CheckpointError: ``hub-answer-invalid``.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError) as error:
+        raise CheckpointError(
+            Finding(
+                code="hub-answer-invalid",
+                message="the Hub's answer makes no sense to huggingface_hub",
+                found=f"{type(error).__name__}: {_first_line(error)}",
+                hint="check HF_ENDPOINT, mirror and proxy",
+            )
+        ) from error
+
+
+def hub_finding(error: BaseException, what: str) -> Finding:
     """The finding of the deepest cause that is known: libraries wrap what they were told."""
     finding = _known(error, what)
     while error.__cause__ is not None:

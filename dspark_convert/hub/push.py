@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -17,16 +18,11 @@ from dspark_convert.checkpoint.files import hash_range, open_regular, read_limit
 from dspark_convert.checkpoint.interrupts import SignalGuard
 from dspark_convert.checkpoint.shards import INDEX_FILE
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES
-from dspark_convert.errors import Finding, OutputError
-from dspark_convert.hub.client import (
-    RemoteFile,
-    Repository,
-    download,
-    hub_client,
-    listed,
-    progress_bars,
-)
-from dspark_convert.hub.errors import TRANSPORT_ERROR, hub_refusals
+from dspark_convert.errors import DSparkError, Finding, OnFinding, OutputError
+from dspark_convert.hub.answers import RemoteFile, Repository, ask_repository, require_commit
+from dspark_convert.hub.client import download, hub_client, progress_bars
+from dspark_convert.hub.errors import TRANSPORT_ERROR, hub_finding, hub_refusals, understood
+from dspark_convert.hub.guard import guarded_answers
 from dspark_convert.hub.model_card import update_card
 from dspark_convert.hub.publishable import (
     CARD_FILE,
@@ -39,6 +35,19 @@ from dspark_convert.schemas.report import VerifyReport
 
 Content: TypeAlias = "Path | bytes"
 """What goes into a file: a local file as it is, or bytes."""
+
+
+_MAX_DISCUSSIONS = 1000
+_REFUSALS = (TRANSPORT_ERROR, OSError, RuntimeError, ValueError)
+"""What a failed exchange with the Hub raises, see `hub_refusals`."""
+
+
+@dataclass(frozen=True)
+class _Session:
+    """The Hub, and whom to tell of what happens there."""
+
+    client: HfApi
+    on_finding: OnFinding
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ def push_conversion(
     yes: bool = False,
     report: VerifyReport | None = None,
     progress: bool = False,
+    on_finding: OnFinding = lambda findings: None,
 ) -> PushReport:
     """Upload the files that a conversion's manifest names, with a model card, in one commit.
 
@@ -73,76 +83,81 @@ def push_conversion(
     Raises:
         CheckpointError, DraftError: the folder is not fit to be published, see
             `examine_publishable`.
+        CheckpointError: what the Hub answers, or its cache, see `download`.
         OutputError: ``not-logged-in``, ``repo-exists``, ``no-repo-for-pr``, ``push-differs``,
             ``repo-left-empty``, and those of `hub_refusals`.
     """
     source = examine_publishable(folder, published_as=repository, report=report)
-    with hub_refusals(repository, OutputError), progress_bars(progress):
+    with (
+        hub_refusals(repository, OutputError),
+        progress_bars(progress),
+        guarded_answers(on_finding),
+    ):
         if get_token() is None:
             raise _refusal(
                 "not-logged-in",
                 "publishing needs a token",
                 "log in with `hf auth login`, or set HF_TOKEN to a token that may write",
             )
-        client = hub_client()
-        before = _look(client, repository)
+        hub = _Session(hub_client(), on_finding)
+        before = _look(repository)
         if before is not None:
-            return _update(client, before, source, create_pr=create_pr, yes=yes)
+            return _update(hub, before, source, create_pr=create_pr, yes=yes)
         if create_pr:
             raise _refusal(
                 "no-repo-for-pr",
                 f"there is no repository {repository} to propose anything to",
                 "leave --create-pr away to make it, or check the name",
             )
-        return _create(client, repository, source, private=not public)
+        return _create(hub, repository, source, private=not public)
 
 
-def _create(client: HfApi, name: str, source: Publishable, *, private: bool) -> PushReport:
-    with _new_repository(client, name, private=private) as before:
-        changes = _changes(before, _wanted(source, before))
-        commit, _ = _commit(client, before, source, changes)
-    return _report(client, "created", name, commit, changes, private=private)
+def _create(hub: _Session, name: str, source: Publishable, *, private: bool) -> PushReport:
+    with _new_repository(hub, name, private=private) as before:
+        changes = _changes(before, _wanted(hub, source, before))
+        commit, _ = _commit(hub, before, source, changes)
+    return _report(hub, "created", name, commit, changes, private=private)
 
 
 def _update(
-    client: HfApi, before: Repository, source: Publishable, *, create_pr: bool, yes: bool
+    hub: _Session, before: Repository, source: Publishable, *, create_pr: bool, yes: bool
 ) -> PushReport:
-    wanted = _wanted(source, before)
+    wanted = _wanted(hub, source, before)
     changes = _changes(before, wanted)
     if not changes:
-        return _report(client, "unchanged", before.name, before.commit, changes)
+        return _report(hub, "unchanged", before.name, before.commit, changes)
     if create_pr:
-        proposed = _proposed(client, before, source, wanted)
+        proposed = _proposed(hub, before, source, wanted)
         if proposed is not None:
             commit, url = proposed
             same = _Changes({}, (), tuple(sorted(wanted)))
-            return _report(client, "unchanged", before.name, commit, same, url=url)
+            return _report(hub, "unchanged", before.name, commit, same, url=url)
     elif not yes:
         raise _refusal(
             "repo-exists",
             f"{before.name} exists, and has other content",
             "give --create-pr to propose the files, or --yes to commit them",
         )
-    commit, page = _commit(client, before, source, changes, create_pr=create_pr)
+    commit, page = _commit(hub, before, source, changes, create_pr=create_pr)
     action: Literal["proposed", "updated"] = "proposed" if create_pr else "updated"
-    return _report(client, action, before.name, commit, changes, url=page)
+    return _report(hub, action, before.name, commit, changes, url=page)
 
 
-def _look(client: HfApi, name: str) -> Repository | None:
+def _look(name: str) -> Repository | None:
     """The repository as it is; None where there is none."""
     try:
-        return listed(client.model_info(name, files_metadata=True))
+        return ask_repository(name)
     except GatedRepoError:
         raise
     except RepositoryNotFoundError:
         return None
 
 
-def _wanted(source: Publishable, before: Repository) -> dict[str, Content]:
+def _wanted(hub: _Session, source: Publishable, before: Repository) -> dict[str, Content]:
     card = source.card
     if CARD_FILE in before.files:  # what people wrote there is newer than what was converted
-        path = download(before, [CARD_FILE], progress=False) / CARD_FILE
-        card = decode_card(read_limited(path, limit=MAX_SIDE_FILE_BYTES))
+        folder = download(before, [CARD_FILE], progress=False, on_finding=hub.on_finding)
+        card = decode_card(read_limited(folder / CARD_FILE, limit=MAX_SIDE_FILE_BYTES))
     text = update_card(
         card, source.manifest, source.engines, source.report, vocabulary=source.vocabulary
     )
@@ -180,7 +195,7 @@ def _same(content: Content, remote: RemoteFile) -> bool:
 
 
 def _commit(
-    client: HfApi,
+    hub: _Session,
     before: Repository,
     source: Publishable,
     changes: _Changes,
@@ -188,41 +203,43 @@ def _commit(
     create_pr: bool = False,
 ) -> tuple[str, str | None]:
     """The commit, and the page of the pull request."""
-    done = client.create_commit(
-        before.name,
-        [
-            *(
-                CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
-                for name, content in changes.added.items()
-            ),
-            *(CommitOperationDelete(name) for name in changes.deleted),
-        ],
-        commit_message=_title(source),
-        create_pr=create_pr,
-        parent_commit=before.commit,  # refused if somebody else commits in the meantime
-    )
-    after = listed(client.model_info(before.name, revision=done.oid, files_metadata=True))
+    with understood():
+        done = hub.client.create_commit(
+            before.name,
+            [
+                *(
+                    CommitOperationAdd(n, content if isinstance(content, bytes) else str(content))
+                    for n, content in changes.added.items()
+                ),
+                *(CommitOperationDelete(name) for name in changes.deleted),
+            ],
+            commit_message=_title(source),
+            create_pr=create_pr,
+            parent_commit=before.commit,  # refused if somebody else commits in the meantime
+        )
+    commit = require_commit(done.oid)
+    after = ask_repository(before.name, commit)
     if _changes(after, changes.added).added:
         raise _refusal(
             "push-differs",
-            f"commit {done.oid} of {before.name} does not hold what was sent",
+            f"commit {commit} of {before.name} does not hold what was sent",
             "look at the repository, then push again",
         )
-    return done.oid, done.pr_url
+    return commit, done.pr_url
 
 
 def _proposed(
-    client: HfApi, before: Repository, source: Publishable, wanted: Mapping[str, Content]
+    hub: _Session, before: Repository, source: Publishable, wanted: Mapping[str, Content]
 ) -> tuple[str, str] | None:
     """Commit and page of an open pull request of ours that has the same content."""
-    discussions = client.get_repo_discussions(
-        before.name, discussion_type="pull_request", discussion_status="open"
-    )
+    with understood():
+        listing = hub.client.get_repo_discussions(
+            before.name, discussion_type="pull_request", discussion_status="open"
+        )
+        discussions = list(islice(listing, _MAX_DISCUSSIONS))
     for discussion in discussions:
         if discussion.title == _title(source):
-            revision = f"refs/pr/{discussion.num}"
-            info = client.model_info(before.name, revision=revision, files_metadata=True)
-            proposal = listed(info)
+            proposal = ask_repository(before.name, f"refs/pr/{discussion.num}")
             if not _changes(proposal, wanted):
                 return proposal.commit, discussion.url
     return None
@@ -233,38 +250,53 @@ def _title(source: Publishable) -> str:
 
 
 @contextmanager
-def _new_repository(client: HfApi, name: str, *, private: bool) -> Iterator[Repository]:
+def _new_repository(hub: _Session, name: str, *, private: bool) -> Iterator[Repository]:
     """Make a repository, and remove it again unless the block ends well; a signal waits for it."""
     with SignalGuard() as guard:
-        client.create_repo(name, private=private)
+        with understood():
+            hub.client.create_repo(name, private=private)
         made: Repository | None = None
-        well = False
         try:
-            made = listed(client.model_info(name, files_metadata=True))
+            made = ask_repository(name)
             guard.allow()
             yield made
-            well = True
-        finally:
+        except BaseException as error:
             guard.hold()
-            if not well:
-                _remove_again(client, name, made)
+            left = _remove_again(hub, name, made)
+            if left is None:
+                raise
+            findings = _findings_of(error, name)
+            if not findings:
+                hub.on_finding([left])
+                raise
+            raise OutputError(*findings, left) from error
+        guard.hold()
 
 
-def _remove_again(client: HfApi, name: str, made: Repository | None) -> None:
-    """Delete a repository that nobody has committed to since it was made."""
+def _remove_again(hub: _Session, name: str, made: Repository | None) -> Finding | None:
+    """Delete a repository that nobody has committed to since it was made; else what to say."""
     try:
-        if made is None or listed(client.model_info(name)).commit == made.commit:
-            client.delete_repo(name)
-    except (TRANSPORT_ERROR, OSError, ValueError) as error:
-        raise _refusal(
-            "repo-left-empty",
-            f"publishing failed, and {name}, which was made for it, could not be removed",
-            "delete it on its page, or push again with --yes",
-        ) from error
+        if made is None or ask_repository(name).commit == made.commit:
+            with understood():
+                hub.client.delete_repo(name)
+    except (*_REFUSALS, DSparkError):
+        return Finding(
+            code="repo-left-empty",
+            message=f"publishing failed, and {name}, which was made for it, could not be removed",
+            hint="delete it on its page, or push again with --yes",
+        )
+    return None
+
+
+def _findings_of(error: BaseException, name: str) -> tuple[Finding, ...]:
+    """What a failure comes to in words; () for a signal, or an error of our own."""
+    if isinstance(error, DSparkError):
+        return error.findings
+    return (hub_finding(error, name),) if isinstance(error, _REFUSALS) else ()
 
 
 def _report(
-    client: HfApi,
+    hub: _Session,
     action: Literal["created", "updated", "proposed", "unchanged"],
     name: str,
     commit: str,
@@ -275,7 +307,7 @@ def _report(
 ) -> PushReport:
     return PushReport(
         repository=name,
-        url=url or f"{client.endpoint}/{name}",
+        url=url or f"{hub.client.endpoint}/{name}",
         action=action,
         commit=commit,
         private=private,

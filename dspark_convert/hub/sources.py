@@ -6,7 +6,7 @@ whole files to convert it, and of a target model the files that hold its embeddi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dspark_convert.checkpoint.folder import open_checkpoint
 from dspark_convert.checkpoint.side_files import side_files
 from dspark_convert.conversion.manifest import MANIFEST_FILE
-from dspark_convert.errors import Finding, Findings
+from dspark_convert.errors import Findings, OnFinding
 from dspark_convert.formats.overrides import Overrides
 from dspark_convert.formats.read import read_draft
 from dspark_convert.formats.target import find_target_weights
@@ -28,11 +28,8 @@ from dspark_convert.formats.tensors import (
 from dspark_convert.hub.location import HUB_SCHEME, HubLocation, locate, shadowed
 
 if TYPE_CHECKING:  # the Hub's library is imported only where a repository is named
-    from dspark_convert.hub.client import Repository
+    from dspark_convert.hub.answers import Repository
     from dspark_convert.hub.preview import Preview
-
-OnFinding = Callable[[Iterable[Finding]], None]
-"""Hears notes and warnings about where something is read from, at the time they are made."""
 
 _TABLES = frozenset({VOCABULARY_TABLE, VOCABULARY_MASK})
 _SHARED = frozenset({EMBEDDING, LM_HEAD})
@@ -139,7 +136,7 @@ def whole_model(text: str, *, code: bool, on_finding: OnFinding, progress: bool)
     suffixes = (*_MODEL_SUFFIXES, ".py") if code else _MODEL_SUFFIXES
     repository = _resolve(location, on_finding)
     names = [name for name in repository.files if name.endswith(suffixes)]
-    return download(repository, names, progress=progress)
+    return download(repository, names, progress=progress, on_finding=on_finding)
 
 
 def _located(text: str, on_finding: OnFinding) -> Path | HubLocation:
@@ -158,8 +155,8 @@ def _located(text: str, on_finding: OnFinding) -> Path | HubLocation:
 def _resolve(location: HubLocation, on_finding: OnFinding) -> Repository:
     from dspark_convert.hub.client import resolve
 
+    repository = resolve(location, on_finding)
     findings = Findings()
-    repository = resolve(location, findings)
     findings.note("hub-commit", f"{location} is commit {repository.commit}")
     on_finding(findings)
     return repository
@@ -172,6 +169,7 @@ def _preview(location: HubLocation, on_finding: OnFinding, stack: ExitStack) -> 
         _resolve(location, on_finding),
         documents=(MANIFEST_FILE,),
         tensors=lambda name: canonical_name(name) in _TABLES,
+        on_finding=on_finding,
     )
     return stack.enter_context(view)
 
@@ -182,4 +180,5 @@ def _download_draft(view: Preview, *, progress: bool) -> Path:
     carried = {file.name for file in side_files(view.folder) if file.carried}
     weights = {file.name for file in open_checkpoint(view.folder).files}
     documents = {name for name in view.repository.files if name.endswith(".json")}
-    return download(view.repository, carried | weights | documents, progress=progress)
+    names = carried | weights | documents
+    return download(view.repository, names, progress=progress, on_finding=view.on_finding)

@@ -32,6 +32,7 @@ class Fault:
     path: str
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b'{"error": "as the test wants"}'
     range: str = ""
     """Matches the Range header; "^$" is a request without one."""
     cut_after: int | None = None
@@ -122,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         fault = self.fault = self.server.fault(method, path, self.headers.get("Range", ""))
         if fault is not None and fault.status:
-            self._error(fault.status, **fault.headers)
+            self._send(fault.status, fault.body, fault.headers)
             return
         for verb, pattern, handler in _ROUTES:
             match = re.fullmatch(pattern, path)

@@ -184,7 +184,7 @@ def test_repository_that_cannot_be_removed_again_is_told(
     hub.fail(Fault("PUT", "/lfs/", 403), times=9)
     hub.fail(Fault("DELETE", "/api/repos/delete", 403))
     outcome = cli("push", converted, NAME, "--json")
-    assert (outcome.code, outcome.codes) == (3, ["repo-left-empty"])
+    assert (outcome.code, outcome.codes) == (3, ["hub-forbidden", "repo-left-empty"])
     hub.faults.clear()
     assert cli("push", converted, NAME, "--yes").code == 0
 

@@ -261,7 +261,7 @@ def test_branch_is_resolved_to_its_commit(hub: HubServer, repo: Repo, cli: Cli) 
 def test_move_between_two_requests_is_refused(
     hub: HubServer, repo: Repo, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dspark_convert.hub import client as module
+    from dspark_convert.hub import answers as module
 
     listed = module.listed
 

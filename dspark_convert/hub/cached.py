@@ -1,0 +1,90 @@
+"""Whether files of the Hub's cache are what the Hub has; weights are hashed when they are copied.
+
+The cache names a file's bytes after what the Hub calls them: a large file after its SHA-256, a
+small one after its id in Git. Nobody compares the two after a download, nor any time later.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from dspark_convert.checkpoint.files import hash_range, open_regular
+from dspark_convert.errors import CheckpointError, Finding
+from dspark_convert.hub.answers import RemoteFile
+
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def check_cached(path: Path, file: RemoteFile) -> None:
+    """Refuse a file of the cache that is not the Hub's; the bytes of weights are not read.
+
+    A conversion hashes weights while it copies them, see ``conversion.write_weights``.
+
+    Raises:
+        CheckpointError: ``cached-file-corrupt``, ``cached-link-escapes``, those of `open_regular`.
+    """
+    _require_inside(path)
+    expected = file.sha256 or file.git_id
+    if path.suffix != ".safetensors" and expected is not None:
+        _require_digest(path, expected)
+
+
+def check_snapshot(folder: Path) -> None:
+    """The same of a whole snapshot where the Hub is not asked: held against the names of its blobs.
+
+    Raises:
+        CheckpointError: as `check_cached`.
+    """
+    for path in sorted(folder.iterdir()):
+        _require_inside(path)
+        if path.suffix == ".safetensors" or not path.is_symlink() or path.is_dir():
+            continue
+        # The next link, not the last: files of many repositories may lie in a store further on.
+        name = path.readlink().name
+        if _DIGEST.fullmatch(name):
+            _require_digest(path, name)
+
+
+def _require_digest(path: Path, expected: str) -> None:
+    """A SHA-256, or an id in Git: the digest of ``blob SIZE``, a zero byte and the bytes.
+
+    Mirrors put a plain SHA-1 in the place of the id; that is taken too.
+    """
+    method = "sha1" if len(expected) == 40 else "sha256"
+    with open_regular(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        plain = hash_range(descriptor, size, method=method)
+        in_git = hash_range(descriptor, size, start=b"blob %d\0" % size, method=method)
+    if expected not in (plain, in_git):
+        raise CheckpointError(
+            Finding(
+                code="cached-file-corrupt",
+                message="the file in the Hub cache is not what the Hub has",
+                file=path.name,
+                expected=f"digest {expected}",
+                found=f"digest {in_git if method == 'sha1' else plain}",
+                hint=f"delete {path.resolve()} and run again, which downloads it anew",
+            )
+        )
+
+
+def _require_inside(path: Path) -> None:
+    """Refuse a link of a snapshot that leads out of its repository's part of the cache."""
+    place = path.parent.parent.parent
+    shared = Path(constants.HF_HUB_CACHE, "blobs")  # of all repositories, where the library has it
+    roots = [root.resolve() for root in (place, place / "blobs", shared)]
+    real = path.resolve()
+    if not any(real.is_relative_to(root) for root in roots):
+        raise CheckpointError(
+            Finding(
+                code="cached-link-escapes",
+                message="the Hub cache links to a file that is not of the repository",
+                file=path.name,
+                found=str(real),
+                hint=f"delete {path} and run again, which downloads it anew",
+            )
+        )

@@ -12,6 +12,7 @@ from typing import Any
 from dspark_convert.checkpoint.files import open_regular, read_limited, read_range
 from dspark_convert.checkpoint.header import Header, gguf_finding, read_header
 from dspark_convert.checkpoint.jsonfile import parse_json
+from dspark_convert.checkpoint.names import hub_digest
 from dspark_convert.checkpoint.shards import (
     INDEX_FILE,
     check_names,
@@ -219,13 +220,13 @@ def _read_weight_file(path: Path) -> WeightFile:
     header = read_header(path)
     real = path.resolve()
     data_bytes = header.entries[-1].end if header.entries else 0
-    in_hub_cache = path.is_symlink() and real.parent.name == "blobs"
+    digest = hub_digest(path) or ""
     return WeightFile(
         name=path.name,
         path=real,
         size=header.data_begin + data_bytes,
         header=header,
-        hub_sha256=real.name if in_hub_cache and _SHA256.fullmatch(real.name) else None,
+        hub_sha256=digest if _SHA256.fullmatch(digest) else None,
     )
 
 

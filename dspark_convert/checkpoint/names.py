@@ -8,6 +8,7 @@ from pathlib import Path
 
 _HUB_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def repository_of(folder: Path) -> tuple[str, str | None]:
@@ -28,3 +29,13 @@ def display_name(folder: Path) -> str:
 def shown_name(name: str) -> str:
     """A file name as documents hold it: bytes that are not UTF-8 become escapes."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def hub_digest(path: Path) -> str | None:
+    """What the Hub cache calls the bytes of a file of a snapshot; None for any other file.
+
+    The cache names a large file after its SHA-256 and a small one after its id in Git, a SHA-1. It
+    is the next link that says so, not the last: that may lead on to a store of all repositories.
+    """
+    blob = path.readlink() if path.is_symlink() else Path()
+    return blob.name if blob.parent.name == "blobs" and _DIGEST.fullmatch(blob.name) else None

@@ -7,22 +7,18 @@ small one after its id in Git. Nobody compares the two after a download, nor any
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from huggingface_hub import constants
 
 from dspark_convert.checkpoint.files import hash_range, open_regular
+from dspark_convert.checkpoint.names import hub_digest
 from dspark_convert.errors import CheckpointError, Finding
 from dspark_convert.hub.answers import RemoteFile
-
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def check_cached(path: Path, file: RemoteFile) -> None:
     """Refuse a file of the cache that is not the Hub's; the bytes of weights are not read.
-
-    A conversion hashes weights while it copies them, see ``conversion.write_weights``.
 
     Raises:
         CheckpointError: ``cached-file-corrupt``, ``cached-link-escapes``, those of `open_regular`.
@@ -33,6 +29,19 @@ def check_cached(path: Path, file: RemoteFile) -> None:
         _require_digest(path, expected)
 
 
+def check_cached_weights(path: Path, file: RemoteFile) -> None:
+    """Refuse weights that are not the Hub's, unless the conversion will find out by itself.
+
+    It hashes them while it copies them, and compares where the cache names them by their SHA-256,
+    see ``conversion.write_weights``. Only where a mirror has other names they are read here.
+
+    Raises:
+        CheckpointError: ``cached-file-corrupt``, those of `open_regular`.
+    """
+    if file.sha256 is not None and file.sha256 != hub_digest(path):
+        _require_digest(path, file.sha256)
+
+
 def check_snapshot(folder: Path) -> None:
     """The same of a whole snapshot where the Hub is not asked: held against the names of its blobs.
 
@@ -41,12 +50,9 @@ def check_snapshot(folder: Path) -> None:
     """
     for path in sorted(folder.iterdir()):
         _require_inside(path)
-        if path.suffix == ".safetensors" or not path.is_symlink() or path.is_dir():
-            continue
-        # The next link, not the last: files of many repositories may lie in a store further on.
-        name = path.readlink().name
-        if _DIGEST.fullmatch(name):
-            _require_digest(path, name)
+        expected = hub_digest(path)
+        if path.suffix != ".safetensors" and expected is not None:
+            _require_digest(path, expected)
 
 
 def _require_digest(path: Path, expected: str) -> None:

@@ -175,10 +175,14 @@ def _preview(location: HubLocation, on_finding: OnFinding, stack: ExitStack) -> 
 
 
 def _download_draft(view: Preview, *, progress: bool) -> Path:
+    from dspark_convert.hub.cached import check_cached_weights
     from dspark_convert.hub.client import download
 
     carried = {file.name for file in side_files(view.folder) if file.carried}
     weights = {file.name for file in open_checkpoint(view.folder).files}
     documents = {name for name in view.repository.files if name.endswith(".json")}
-    names = carried | weights | documents
-    return download(view.repository, names, progress=progress, on_finding=view.on_finding)
+    repository, names = view.repository, carried | weights | documents
+    folder = download(repository, names, progress=progress, on_finding=view.on_finding)
+    for name in sorted(weights & repository.files.keys()):
+        check_cached_weights(folder / name, repository.files[name])
+    return folder

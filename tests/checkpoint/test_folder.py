@@ -110,6 +110,21 @@ def test_hub_snapshot_links_are_followed(tmp_path: Path, blob: str, known: str |
     assert refused(snapshot) == ["link-dangling"]
 
 
+def test_blob_in_a_store_of_all_repositories_is_known_by_its_own_name(tmp_path: Path) -> None:
+    """The store names a file by a hash that is not of its bytes."""
+    repository, store = tmp_path / "models--a--b", tmp_path / "blobs" / "cd"
+    snapshot, shared = repository / "snapshots" / "revision", store / ("cd" * 32)
+    snapshot.parent.mkdir(parents=True)
+    write_single(snapshot)
+    store.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (snapshot / "model.safetensors").rename(shared)
+    (repository / "blobs" / SHA256).symlink_to(f"../../blobs/cd/{shared.name}")
+    (snapshot / "model.safetensors").symlink_to(f"../../blobs/{SHA256}")
+    (file,) = open_checkpoint(snapshot).files
+    assert (file.path, file.hub_sha256) == (shared, SHA256)
+
+
 def test_hash_like_name_outside_a_blob_store_says_nothing(tmp_path: Path) -> None:
     write_single(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / SHA256)

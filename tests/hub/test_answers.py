@@ -351,6 +351,16 @@ def test_cached_file_of_other_bytes_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_weights_that_a_mirror_names_otherwise_are_compared_all_the_same(
+    hub: HubServer, repo: Repo, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.hub.server.etag", lambda path, content: f"mirror-{len(content)}")
+    assert cli("to-dense", NAME, tmp_path / "one").code == 0
+    blob = next(Path(constants.HF_HUB_CACHE).rglob("model.safetensors"))
+    spoil(blob)
+    assert cli("to-dense", NAME, tmp_path / "two", "--json").codes == ["cached-file-corrupt"]
+
+
 def test_mirror_that_gives_plain_digests_is_believed(
     hub: HubServer, repo: Repo, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

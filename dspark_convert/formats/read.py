@@ -107,7 +107,13 @@ def read_draft_with_notes(
     folder: Path, *, overrides: Overrides = NO_OVERRIDES
 ) -> tuple[DraftSource, Findings]:
     """Like ``read_draft``, with the notes and warnings that were made on the way."""
-    checkpoint = open_checkpoint(folder)
+    return read_checkpoint(open_checkpoint(folder), overrides=overrides)
+
+
+def read_checkpoint(
+    checkpoint: Checkpoint, *, overrides: Overrides = NO_OVERRIDES
+) -> tuple[DraftSource, Findings]:
+    """Like ``read_draft_with_notes``, of a folder that is open already."""
     examination = Examination(Findings(checkpoint.notes), checkpoint)
     _read(examination, checkpoint, overrides)
     examination.findings.raise_errors(DraftError)

@@ -53,14 +53,54 @@ def load_draft(
     """
     source, findings = read_draft_with_notes(Path(path), overrides=overrides)
     weights = None if target is None else find_target_weights(Path(target))
+    draft = load_source(source, device=device, dtype=dtype, target=weights, stand_ins=stand_ins)
+    draft.findings = (*findings, *draft.findings)
+    return draft
+
+
+def load_source(
+    source: DraftSource,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    target: TargetWeights | None = None,
+    stand_ins: Mapping[str, Tensor] | None = None,
+    loaded: Mapping[str, Tensor] | None = None,
+) -> DraftModel:
+    """Load a draft that was read already, as ``load_draft`` does.
+
+    Args:
+        source: the draft, found right.
+        device: see ``load_draft``, as for ``dtype`` and ``stand_ins``.
+        dtype: of the weights.
+        target: the target model, opened already.
+        stand_ins: embedding and head for a draft without them.
+        loaded: tensors that the caller has read already from where this function would read them,
+            by canonical name, so that no file is read twice.
+
+    Raises:
+        CheckpointError, DraftError: see ``load_draft``; what reading refuses is refused before.
+    """
+    findings = Findings()
     draft = _build(source)
     shapes = {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()}
     stand_ins = stand_ins or {}
-    stored = _locate(shapes, source, weights, stand_ins, findings)
+    stored = _locate(shapes, source, target, stand_ins, findings)
     findings.raise_errors(DraftError)
-    if weights is not None:
-        _compare_with_target(source, weights, findings)
-    _fill(draft, stored, stand_ins, torch.device(device), dtype or _DTYPES[source.config.dtype])
+    dtype, device = dtype or _DTYPES[source.config.dtype], torch.device(device)
+    weights: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        weights[name] = torch.zeros(shape, dtype=dtype, device=device)
+        tensor = _find_tensor(name, stored, loaded or {}, stand_ins, device)
+        if tensor is not None:
+            weights[name].copy_(tensor)
+        if not weights[name].isfinite().all():
+            _report_not_finite(name, stored, findings)
+        if tensor is not None and target is not None and _could_borrow(name, source):
+            _compare_with_target(tensor, source.tensors[name], target.supply(name), name, findings)
+    findings.raise_errors(DraftError)
+    draft.load_state_dict(weights, assign=True)
+    draft.to(device)
     draft.findings = tuple(findings)
     return draft
 
@@ -96,26 +136,17 @@ def _locate(
     return stored
 
 
-def _fill(
-    draft: DraftModel,
+def _find_tensor(
+    name: str,
     stored: Mapping[str, StoredTensor],
+    loaded: Mapping[str, Tensor],
     stand_ins: Mapping[str, Tensor],
     device: torch.device,
-    dtype: torch.dtype,
-) -> None:
-    weights: dict[str, Tensor] = {}
-    findings = Findings()
-    for name, tensor in draft.state_dict().items():
-        weights[name] = torch.zeros(tensor.shape, dtype=dtype, device=device)
-        if name in stored:
-            weights[name].copy_(read_weight(stored[name], device))
-        elif name in stand_ins:
-            weights[name].copy_(stand_ins[name])
-        if not weights[name].isfinite().all():
-            _report_not_finite(name, stored, findings)
-    findings.raise_errors(DraftError)
-    draft.load_state_dict(weights, assign=True)
-    draft.to(device)
+) -> Tensor | None:
+    """The tensor as it is stored, read now unless it was before; None: zeros."""
+    if name in stored:
+        return loaded[name] if name in loaded else read_weight(stored[name], device)
+    return stand_ins.get(name)
 
 
 def _report_not_finite(name: str, stored: Mapping[str, StoredTensor], findings: Findings) -> None:
@@ -135,39 +166,40 @@ def read_weight(stored: StoredTensor, device: torch.device) -> Tensor:
     return tensor
 
 
-def _compare_with_target(source: DraftSource, target: TargetWeights, findings: Findings) -> None:
-    """Note each stored tensor for which the target has a different one."""
-    for name in _BORROWED:
-        own = source.tensors.get(name)
-        if own is None or (name == LM_HEAD and source.config.reduced_vocabulary):
-            continue
-        theirs = target.supply(name)
-        if not _equal(own, theirs):
-            findings.note(
-                "own-tensor-differs",
-                "the draft stores its own, and the target's differs; the draft's is used",
-                file=own.file,
-                tensor=name,
-                expected=f"{theirs.name} of {theirs.file} in the target",
-                hint="engines disagree about such a draft: vLLM keeps its tensor, SGLang takes "
-                "the target's",
-            )
+def _could_borrow(name: str, source: DraftSource) -> bool:
+    """Whether a draft stores a tensor that others take from the target."""
+    own_rows = name == LM_HEAD and source.config.reduced_vocabulary
+    return name in _BORROWED and name in source.tensors and not own_rows
 
 
-def _equal(one: StoredTensor, other: StoredTensor) -> bool:
-    if one.shape != other.shape:
+def _compare_with_target(
+    tensor: Tensor, own: StoredTensor, theirs: StoredTensor, name: str, findings: Findings
+) -> None:
+    """Note a tensor that the draft stores although its target has another one in its place."""
+    if not _equal(tensor, theirs):
+        findings.note(
+            "own-tensor-differs",
+            "the draft stores its own, and the target's differs; the draft's is used",
+            file=own.file,
+            tensor=name,
+            expected=f"{theirs.name} of {theirs.file} in the target",
+            hint="engines disagree about such a draft: vLLM keeps its tensor, SGLang takes "
+            "the target's",
+        )
+
+
+def _equal(tensor: Tensor, other: StoredTensor) -> bool:
+    """Whether a stored tensor has the same values, whatever its dtype; it is read in pieces."""
+    if tensor.shape != other.shape:
         return False
-    with (
-        safe_open(one.path, framework="pt") as one_file,
-        safe_open(other.path, framework="pt") as other_file,
-    ):
-        first, second = one_file.get_slice(one.name), other_file.get_slice(other.name)
+    with safe_open(other.path, framework="pt", device=str(tensor.device)) as file:
+        rows = file.get_slice(other.name)
         return all(
             torch.equal(
-                first[row : row + _COMPARED_ROWS].float(),
-                second[row : row + _COMPARED_ROWS].float(),
+                tensor[start : start + _COMPARED_ROWS].float(),
+                rows[start : start + _COMPARED_ROWS].float(),
             )
-            for row in range(0, one.shape[0], _COMPARED_ROWS)
+            for start in range(0, len(tensor), _COMPARED_ROWS)
         )
 
 

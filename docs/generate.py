@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
-from dspark_convert.checks.base import CATALOG
+from dspark_convert.checks import CHECKS
 from dspark_convert.cli import convert, verify
 from dspark_convert.engines import ENGINES
 from dspark_convert.engines.base import VERDICTS, Claim
@@ -36,13 +36,13 @@ def render_checks() -> str:
         "`inconclusive`, or `skipped` with the reason. `dspark-verify explain ID` prints the "
         "same text.",
     ]
-    for check_id, entry in CATALOG.items():
+    for check in CHECKS.values():
         lines += [
-            f"## `{check_id}`",
-            f"**{entry.title}**",
-            entry.looks_at,
-            f"*Fails when:* {entry.fails_when}",
-            f"*What to do:* {entry.what_to_do}",
+            f"## `{check.id}`",
+            f"**{check.title}**",
+            check.looks_at,
+            f"*Fails when:* {check.fails_when}",
+            f"*What to do:* {check.what_to_do}",
         ]
     return "\n\n".join(lines) + "\n"
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dspark_convert.checks.base import DRAFTING, Check
 from dspark_convert.replay.intervals import decide, prompts_to_decide, ratio_interval95
-from dspark_convert.runtime.records import DecodeResult, Round
-from dspark_convert.schemas.report import (
-    AcceptanceNumbers,
-    CheckResult,
-    Interval,
-    PromptRounds,
-    Verdict,
-)
+from dspark_convert.schemas.numbers import AcceptanceNumbers, Interval, PromptRounds
+from dspark_convert.schemas.report import CheckResult, Verdict
+
+if TYPE_CHECKING:
+    from dspark_convert.checks.context import CheckContext
+    from dspark_convert.runtime import DecodeResult, Round
 
 USELESS_BELOW = 1.1
 """Accepted length below which a draft costs more than it brings, whatever the engine."""
@@ -232,3 +231,40 @@ def _number(value: float | None) -> str:
 
 def _bounds(interval: Interval | None) -> str:
     return "(no interval)" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _check(context: CheckContext) -> CheckResult:
+    if context.given_texts:
+        from dspark_convert.checks.agreement import check_agreement
+
+        assert context.trace is not None, "given texts are those of a trace"
+        return check_agreement(
+            context.draft,
+            context.trace,
+            context.replay_options,
+            seed=context.options.seed,
+            on_progress=context.on_progress,
+        )
+    return context.run.check_acceptance(context.settle_acceptance())
+
+
+ACCEPTANCE = Check(
+    id="acceptance",
+    title="How many tokens does a round commit?",
+    looks_at="A decode run over the prompts, or a replay of a trace (--trace), which computes "
+    "what such runs come to on average, given their texts. Accepted length: committed tokens "
+    "per round, "
+    "the bonus token included, pooled over prompts; the prefill's token belongs to no round. "
+    "Acceptance at position k is conditional on the k-1 tokens before it; survival is the "
+    "share of all rounds whose first k tokens stand, which engines report as per-position "
+    "acceptance rate. The interval is a bootstrap over prompts.",
+    fails_when="The interval lies below --min-accepted-length or --min-acceptance; without a "
+    "threshold, when the accepted length is below 1.1, where a draft only costs. When the "
+    "interval holds the threshold the check is inconclusive and says how many prompts would "
+    "decide.",
+    what_to_do="Accepted lengths near 1 usually mean a misread draft: wrong layout, "
+    "vocabulary table or target layers. `dspark-verify diagnose` tries the other "
+    "readings; --worst N shows the texts; --source compares with the original.",
+    needs=DRAFTING,
+    run=_check,
+)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dspark_convert.checks.acceptance import known_tokens, to_count
+from dspark_convert.checks.base import CONFIDENCE_HEAD, DRAFTING, OWN_TEXTS, Check
 from dspark_convert.replay.intervals import (
     CALIBRATION_BINS,
     Floats,
@@ -17,14 +18,11 @@ from dspark_convert.replay.intervals import (
     expected_calibration_error,
     rank,
 )
-from dspark_convert.runtime.records import DecodeResult
-from dspark_convert.schemas.report import (
-    CheckResult,
-    ConfidenceAtPosition,
-    ConfidenceNumbers,
-    ReliabilityBin,
-    Verdict,
-)
+from dspark_convert.schemas.numbers import ConfidenceAtPosition, ConfidenceNumbers, ReliabilityBin
+from dspark_convert.schemas.report import CheckResult, Verdict
+
+if TYPE_CHECKING:
+    from dspark_convert.runtime import DecodeResult
 
 MIN_TOKENS = 100
 _NOISE = 2.0
@@ -121,3 +119,18 @@ def _decide(numbers: ConfidenceNumbers, ranking: Ranking | None) -> tuple[Verdic
     if ranking.auc + _NOISE * ranking.standard_error < 0.5:
         return "fail", f"{said}: rejected tokens look safer than accepted ones"
     return "pass", said
+
+
+CONFIDENCE = Check(
+    id="confidence",
+    title="Can the confidence head be believed?",
+    looks_at="The head's probability for each drafted token whose fate is known, against what "
+    "happened: expected calibration error over 10 bins, and the area under the ROC curve "
+    "(0.5: no better than chance).",
+    fails_when="Rejected tokens rank above accepted ones beyond noise. Skipped without a "
+    "confidence head.",
+    what_to_do="Do not serve with a confidence threshold; check that the head was converted "
+    "with its Markov input (confidence_head_with_markov).",
+    needs=(*DRAFTING, OWN_TEXTS, CONFIDENCE_HEAD),
+    run=lambda context: context.run.check_confidence(),
+)

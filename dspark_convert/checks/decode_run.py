@@ -8,10 +8,13 @@ from typing import Literal
 
 import torch
 
-from dspark_convert.checks.lossless import check_greedy, check_sampling
+from dspark_convert.checks.acceptance import AcceptanceSettings, measure_acceptance
+from dspark_convert.checks.confidence import check_confidence
+from dspark_convert.checks.marked_texts import Marks, mark_decoded
 from dspark_convert.checks.observer import RunObserver
 from dspark_convert.checks.options import EngineOption, Progress, VerifyOptions
 from dspark_convert.runtime import CausalTarget, DecodeOptions, DecodeResult, DraftModel, decode
+from dspark_convert.runtime.drafting import count_tokens
 from dspark_convert.runtime.fast import decode_fast, why_unsupported
 from dspark_convert.schemas.report import CheckResult
 
@@ -48,32 +51,42 @@ class DecodeRun:
         options: VerifyOptions,
         target: CausalTarget,
         draft: DraftModel,
-        token_ids: list[list[int]],
+        names: Sequence[str],
+        token_ids: Sequence[list[int]],
         on_progress: Progress,
     ) -> None:
-        self.target, self.draft, self.token_ids = target, draft, token_ids
+        self.target, self.draft = target, draft
+        self.names, self.token_ids = names, token_ids
         self.engine = choose_engine(options.engine, target, draft, draft.device)
         stop = options.stop_token_ids
         stop = target.stop_token_ids if stop is None else stop
         self.options = replace(options.decode, stop_token_ids=stop)
-        self.num_tokens = self.options.num_speculative_tokens or draft.config.num_speculative_tokens
-        self.settings = options.acceptance_settings(self.num_tokens)
+        self.num_tokens = count_tokens(draft, self.options)
         self.seed, self.batch_size = options.seed, options.batch_size
         self.on_progress = on_progress
         self.observer = RunObserver(draft, target.vocab_size, options.seed)
         self.results = self._decode(self.options, self.observer, "decoding")
 
-    def check_greedy(self, names: Sequence[str]) -> CheckResult:
-        """Compare with the plain loop, at temperature 0 whatever the run's temperature."""
-        options, results = self.options, self.results
-        if not options.sampling.greedy:
-            options = replace(options, temperature=0.0)
-            results = self._decode(options, None, "decoding greedily")
-        return check_greedy(self.target, self.token_ids, names, results, options)
+    @property
+    def marks(self) -> list[Marks]:
+        """What became of the tokens of every output."""
+        return [mark_decoded(*each) for each in zip(self.names, self.results, strict=True)]
 
-    def check_sampling(self) -> CheckResult:
-        """Judge what the observer saw."""
-        return check_sampling(self.observer, self.options.temperature)
+    def run_greedily(self) -> tuple[DecodeOptions, tuple[DecodeResult, ...]]:
+        """Options and results at temperature 0: of this run, or of another where it samples."""
+        if self.options.sampling.greedy:
+            return self.options, self.results
+        options = replace(self.options, temperature=0.0)
+        return options, self._decode(options, None, "decoding greedily")
+
+    def check_acceptance(self, settings: AcceptanceSettings) -> CheckResult:
+        """The ``acceptance`` check; its interval is over prompts."""
+        outside = self.observer.mass_outside
+        return measure_acceptance(self.results, self.names, settings, mass_outside=outside)
+
+    def check_confidence(self) -> CheckResult:
+        """The ``confidence`` check of a draft with a confidence head."""
+        return check_confidence(self.results, self.num_tokens)
 
     def _decode(
         self, options: DecodeOptions, observer: RunObserver | None, what: str

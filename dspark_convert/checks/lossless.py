@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-
-from dspark_convert.checks.observer import RunObserver
-from dspark_convert.replay.intervals import chi_square_of_uniform
-from dspark_convert.runtime.decode import decode_plain
-from dspark_convert.runtime.records import DecodeOptions, DecodeResult
-from dspark_convert.runtime.target import Target
-from dspark_convert.schemas.report import (
-    CheckResult,
+from dspark_convert.checks.base import DECODING, DRAFTING, TEMPERATURE, Check
+from dspark_convert.replay.intervals import chi_square_of_uniform, chi_square_tail
+from dspark_convert.schemas.numbers import (
     GreedyDifference,
     LosslessGreedyNumbers,
     LosslessSamplingNumbers,
-    Verdict,
 )
+from dspark_convert.schemas.report import CheckResult, Verdict
+
+if TYPE_CHECKING:
+    import torch
+
+    from dspark_convert.checks.context import CheckContext
+    from dspark_convert.checks.observer import RunObserver
+    from dspark_convert.runtime import DecodeOptions, DecodeResult, Target
 
 TIE_ULP = 8.0
 """A gap of this many ULP between two logits is below what batching changes in their last bits."""
@@ -37,6 +39,8 @@ def check_greedy(
     options: DecodeOptions,
 ) -> CheckResult:
     """The ``lossless-greedy`` check of a finished greedy run."""
+    from dspark_convert.runtime import decode_plain
+
     differences, tokens = [], 0
     for prompt, prompt_id, result in zip(prompts, prompt_ids, results, strict=True):
         plain = decode_plain(target, prompt, options)
@@ -74,14 +78,10 @@ def check_sampling(observer: RunObserver, temperature: float) -> CheckResult:
     return CheckResult(id="lossless-sampling", verdict=verdict, reason=reason, numbers=numbers)
 
 
-def chi_square_tail(statistic: float, degrees: int) -> float:
-    """Probability that a chi-square variable exceeds ``statistic``: Q(degrees/2, statistic/2)."""
-    halves = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(halves[0], halves[1]))
-
-
 def ulp(value: float, dtype: torch.dtype) -> float:
     """The distance from ``value`` to the next number of ``dtype``."""
+    import torch
+
     exponent = math.floor(math.log2(abs(value))) if value else 0
     return float(torch.finfo(dtype).eps * 2.0**exponent)
 
@@ -93,6 +93,8 @@ def _first_difference(
     speculative: Sequence[int],
     plain: Sequence[int],
 ) -> GreedyDifference:
+    import torch
+
     pairs = zip(speculative, plain, strict=False)
     shorter = min(len(speculative), len(plain))
     position = next((i for i, (one, other) in enumerate(pairs) if one != other), shorter - 1)
@@ -140,3 +142,44 @@ def _decide_sampling(numbers: LosslessSamplingNumbers) -> tuple[Verdict, str]:
         f"law off by at most {numbers.max_law_error:.1e} at {numbers.positions} positions; "
         f"chi-square p = {numbers.p_value:.3f} over {numbers.tokens} draws"
     )
+
+
+def _check_greedy(context: CheckContext) -> CheckResult:
+    """At temperature 0, whatever the temperature of the run."""
+    run = context.decode_run
+    options, results = run.run_greedily()
+    return check_greedy(run.target, run.token_ids, run.names, results, options)
+
+
+def _check_sampling(context: CheckContext) -> CheckResult:
+    run = context.decode_run
+    return check_sampling(run.observer, run.options.temperature)
+
+
+LOSSLESS_GREEDY = Check(
+    id="lossless-greedy",
+    title="Is greedy speculative output the target's own?",
+    looks_at="At temperature 0, the output of speculative decoding against a plain loop over "
+    "the target, token by token.",
+    fails_when="They part at a position where the target was not undecided. Where its two "
+    "largest logits lie within a few ULP of its dtype, batching alone can tip the choice: "
+    "that is reported as a tie.",
+    what_to_do="A failure is a fault of the decoder or the target's cache, never of the "
+    "draft's weights: report it. `--engine plain` tells whether it is the fast decoder's.",
+    needs=(*DRAFTING, DECODING),
+    run=_check_greedy,
+)
+
+LOSSLESS_SAMPLING = Check(
+    id="lossless-sampling",
+    title="Does sampled speculative output follow the target's distribution?",
+    looks_at="At a temperature above 0: the exact law of a committed token, computed in "
+    "float64 from the real p and q of visited positions; and a seeded chi-square test of what "
+    "was drawn: each drafted token against q, its verdict against min(1, p/q), and the token "
+    "after them against the residual or p.",
+    fails_when="The law differs from p by more than 1e-9, something was drawn that has no "
+    "probability, or the chi-square test rejects at the stated significance.",
+    what_to_do="As for lossless-greedy: report it.",
+    needs=(*DRAFTING, DECODING, TEMPERATURE),
+    run=_check_sampling,
+)

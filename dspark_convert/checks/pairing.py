@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from dspark_convert.checks.base import SOUND_DRAFT, TARGET, Check
 from dspark_convert.errors import Findings, PromptError
 from dspark_convert.formats.target import TargetWeights, validate_pairing
 from dspark_convert.schemas.draft import DraftConfig
-from dspark_convert.schemas.report import CheckResult, PairingNumbers
+from dspark_convert.schemas.numbers import PairingNumbers
+from dspark_convert.schemas.report import CheckResult
 from dspark_convert.schemas.trace import TraceHeader
-from dspark_convert.traces.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from dspark_convert.checks.context import CheckContext
 
 Comparison = Literal["same", "different", "draft has none", "target has none"]
 
@@ -50,7 +54,18 @@ def check_trace_pairing(draft: DraftConfig, header: TraceHeader) -> CheckResult:
     )
 
 
+def _check(context: CheckContext) -> CheckResult:
+    config = context.source.config
+    if context.trace is not None:
+        return check_trace_pairing(config, context.trace.header)
+    target = context.target_weights
+    assert target is not None, "a target or a trace was given"
+    return check_pairing(config, context.options.draft, target, context.tokenizer)
+
+
 def _compare_tokenizers(draft_folder: Path, target: Any | None) -> Comparison:
+    from dspark_convert.traces.tokenizer import load_tokenizer
+
     if target is None:
         return "target has none"
     try:
@@ -60,3 +75,17 @@ def _compare_tokenizers(draft_folder: Path, target: Any | None) -> Comparison:
     if draft is None:
         return "draft has none"
     return "same" if draft.get_vocab() == target.get_vocab() else "different"
+
+
+PAIRING = Check(
+    id="pairing",
+    title="Does the draft belong to this target?",
+    looks_at="Hidden size, depth, layer ids and vocabulary of the draft against the target's "
+    "config, and the two tokenizers where both folders have one.",
+    fails_when="A size differs, a layer id is beyond the target's depth, or the tokenizers "
+    "give different ids. Skipped without a target.",
+    what_to_do="Give the target that the draft was trained for, or correct the draft's config "
+    "with `dspark-convert to-dense --set`.",
+    needs=(SOUND_DRAFT, TARGET),
+    run=_check,
+)

@@ -2,70 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from pydantic import ValidationError
-from torch import Tensor
-
-from dspark_convert.checkpoint.jsonfile import read_json
-from dspark_convert.conversion.manifest import MANIFEST_FILE
-from dspark_convert.errors import CheckpointError
+from dspark_convert.checks.base import SOUND_DRAFT, SOURCE, Check
+from dspark_convert.conversion.manifest import read_manifest
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, read_draft
-from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, expected_tensors
-from dspark_convert.runtime.draft import DraftModel
-from dspark_convert.runtime.load import load_draft, read_weight
+from dspark_convert.formats.target import TargetWeights
 from dspark_convert.schemas.draft import DraftConfig, Layout
-from dspark_convert.schemas.plan import ConversionManifest
-from dspark_convert.schemas.report import CheckResult, ParityNumbers
+from dspark_convert.schemas.numbers import ParityNumbers
+from dspark_convert.schemas.report import CheckResult
 
-CONTEXT_LENGTHS = (1, 7, 32, 96)
+if TYPE_CHECKING:
+    from dspark_convert.checks.context import CheckContext
+    from dspark_convert.runtime import DraftModel
+
 EXPANDED_TOLERANCE = 1e-5
 """Of outputs in fp32, absolute above 1 relative: what one more column of the Markov head may change
 in the last bits of a sum, when the vocabulary was expanded."""
 
-OUTPUTS = ("backbone_hidden", "base_logits", "biased_logits", "target_ids", "confidence_logits")
-
 
 def check_parity(
-    original: Path,
-    converted: Path,
+    original: DraftSource,
+    converted: DraftSource,
+    load: Callable[..., DraftModel],
     *,
-    target: Path | None,
-    device: torch.device,
+    target: TargetWeights | None,
     seed: int,
 ) -> CheckResult:
     """The ``parity`` check.
 
-    The original is read with the overrides that the manifest of the conversion records. Absent
-    embeddings and heads come from ``target``; without it, from the other draft, or one seeded
-    random tensor serves both. Where the conversion expanded the vocabulary, outputs are compared
-    in fp32 at the tokens that both have, to ``EXPANDED_TOLERANCE``.
-
-    Raises:
-        DSparkError: the original cannot be read.
+    ``load`` is ``load_source`` with the device and ``target`` given. Absent embeddings and heads
+    come from ``target``; without it, from the other draft, or one seeded random tensor serves both.
+    Where the conversion expanded the vocabulary, outputs are compared in fp32 at the tokens that
+    both have, to ``EXPANDED_TOLERANCE``.
     """
-    sources = (
-        read_draft(original, overrides=recorded_overrides(converted)),
-        read_draft(converted),
-    )
-    stand_ins, invented = ({}, ()) if target is not None else _stand_ins(sources, seed)
-    expanded = _is_expansion(sources[0].config, sources[1].config)
+    import torch
+
+    from dspark_convert.checks.outputs import CONTEXT_LENGTHS, OUTPUTS, compare_outputs, read_shared
+
+    expanded = _is_expansion(original.config, converted.config)
+    shared, invented = read_shared((original, converted), target, seed)
     drafts = [
-        load_draft(
-            source.folder,
-            device=device,
+        load(
+            source,
             dtype=torch.float32 if expanded else None,
-            target=target,
-            overrides=source.overrides,
-            stand_ins=stand_ins,
+            stand_ins=shared if target is None else {},
+            loaded={
+                name: tensor
+                for name, tensor in shared.items()
+                if (name in source.tensors) == (target is None)
+            },
         )
-        for source in sources
+        for source in (original, converted)
     ]
     tolerance = EXPANDED_TOLERANCE if expanded else 0.0
-    different, largest = _compare(drafts[0], drafts[1], device, seed, tolerance)
+    different, largest = compare_outputs(drafts[0], drafts[1], seed, tolerance)
     compared = OUTPUTS if drafts[0].confidence_head is not None else OUTPUTS[:-1]
     numbers = ParityNumbers(
         contexts=len(CONTEXT_LENGTHS),
@@ -83,32 +77,32 @@ def check_parity(
     return CheckResult(id="parity", verdict="pass", reason=reason, numbers=numbers)
 
 
+def read_original(folder: Path, converted: Path) -> DraftSource:
+    """The original, read with the overrides that the manifest of the conversion records.
+
+    Raises:
+        CheckpointError, DialectError, DraftError: it cannot be read.
+    """
+    return read_draft(folder, overrides=recorded_overrides(converted))
+
+
 def recorded_overrides(converted: Path) -> Overrides:
     """The overrides of the conversion that made a folder; none without a manifest of ours."""
-    try:
-        manifest = ConversionManifest.model_validate(read_json(converted / MANIFEST_FILE))
-    except (CheckpointError, ValidationError):
+    manifest = read_manifest(converted)
+    if manifest is None:
         return NO_OVERRIDES
     fields = dict(manifest.overrides)
     layout, d2t = fields.pop("layout", None), fields.pop("d2t", None)
     return Overrides(fields=fields, layout=Layout(layout) if layout else None, d2t=d2t)
 
 
-def _stand_ins(
-    sources: tuple[DraftSource, DraftSource], seed: int
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """What either draft lacks: the other's tensor, else a seeded random one (named second)."""
-    generator = torch.Generator().manual_seed(seed)
-    expected = expected_tensors(sources[0].config)
-    stand_ins, invented = {}, []
-    for name in (EMBEDDING, LM_HEAD):
-        stored = [source.tensors[name] for source in sources if name in source.tensors]
-        if len(stored) == 1:
-            stand_ins[name] = read_weight(stored[0], torch.device("cpu"))
-        elif not stored:
-            stand_ins[name] = 0.02 * torch.randn(expected[name].shape, generator=generator)
-            invented.append(name)
-    return stand_ins, tuple(invented)
+def _check(context: CheckContext) -> CheckResult:
+    options = context.options
+    assert options.source is not None, "a source was given"
+    original = read_original(options.source, options.draft)
+    return check_parity(
+        original, context.source, context.load, target=context.target_weights, seed=options.seed
+    )
 
 
 def _is_expansion(original: DraftConfig, converted: DraftConfig) -> bool:
@@ -117,43 +111,14 @@ def _is_expansion(original: DraftConfig, converted: DraftConfig) -> bool:
     return original.reduced_vocabulary and full
 
 
-def _compare(
-    original: DraftModel,
-    converted: DraftModel,
-    device: torch.device,
-    seed: int,
-    tolerance: float,
-) -> tuple[tuple[str, ...], float | None]:
-    """Outputs that differ on any context, and the largest difference; None: shapes differ."""
-    if original.config.block_size != converted.config.block_size:
-        return ("block_size",), None
-    generator = torch.Generator().manual_seed(seed)
-    different, largest, same_shapes = dict[str, None](), 0.0, True
-    for length in CONTEXT_LENGTHS:
-        features = torch.randn(length, original.config.feature_size, generator=generator)
-        anchor = int(torch.randint(original.config.vocab_size, (), generator=generator))
-        ours = _outputs(original, features.to(device), anchor)
-        theirs = _outputs(converted, features.to(device), anchor)
-        for name, one in ours.items():
-            other = theirs[name]
-            if tolerance and name in ("base_logits", "biased_logits"):
-                other = other[:, original.vocabulary.target_ids]
-            if one.shape != other.shape:
-                different[name], same_shapes = None, False
-            elif not _same(one, other, tolerance):
-                different[name] = None
-                gap = (one.float() - other.float()).nan_to_num().abs().max()
-                largest = max(largest, float(gap))
-    return tuple(different), largest if same_shapes else None
-
-
-def _same(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    if not tolerance or not one.is_floating_point():
-        return torch.equal(one, other)
-    return torch.allclose(one, other, rtol=tolerance, atol=tolerance)
-
-
-def _outputs(draft: DraftModel, features: Tensor, anchor: int) -> Mapping[str, Tensor]:
-    proposal = draft.propose_block(features, anchor)
-    outputs = {name: getattr(proposal, name) for name in OUTPUTS}
-    return {name: value for name, value in outputs.items() if value is not None}
+PARITY = Check(
+    id="parity",
+    title="Does the converted draft compute what the original computes?",
+    looks_at="Both drafts propose blocks from the same random contexts; logits and confidence "
+    "are compared bit by bit. Tensors that neither stores come from the target, or one seeded "
+    "random tensor stands in for both. Needs --source.",
+    fails_when="Any output differs in any bit.",
+    what_to_do="Convert again; if it still differs, the conversion is wrong: report it.",
+    needs=(SOUND_DRAFT, SOURCE),
+    run=_check,
+)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
-import torch
 
 from dspark_convert.checks.acceptance import (
     AcceptanceSettings,
@@ -19,32 +17,25 @@ from dspark_convert.checks.acceptance import (
     to_count,
 )
 from dspark_convert.checks.confidence import decide_confidence
-from dspark_convert.checks.worst import Marks, mark_replayed
+from dspark_convert.checks.marked_texts import Marks, mark_replayed
 from dspark_convert.errors import Finding, UsageError
-from dspark_convert.formats.read import read_draft_with_notes
-from dspark_convert.formats.target import find_target_weights
-from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.replay.expectation import Expectation, Floats, at_most, confident
-from dspark_convert.replay.intervals import ratio_interval95
 from dspark_convert.replay.replay import (
     Replay,
     ReplayOptions,
-    measure_agreement,
     replay_sequence,
 )
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.drafting import count_tokens
-from dspark_convert.runtime.load import load_draft
 from dspark_convert.runtime.records import DecodeOptions
-from dspark_convert.schemas.report import (
-    AgreementNumbers,
-    CheckResult,
+from dspark_convert.schemas.numbers import (
     PromptExpectation,
     PromptRounds,
     ThresholdLength,
 )
+from dspark_convert.schemas.report import CheckResult
 from dspark_convert.schemas.trace import TraceHeader
-from dspark_convert.traces.trace import Trace, require_draft, require_target
+from dspark_convert.traces.trace import Trace
 
 THRESHOLDS: Floats = np.arange(1, 10) / 10
 """Confidence thresholds whose accepted length is reported."""
@@ -85,37 +76,6 @@ def follow_trace(
     return followed
 
 
-def load_replayed_draft(
-    path: Path,
-    trace: Trace,
-    *,
-    target: Path | None = None,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
-) -> DraftModel:
-    """The draft that a trace is to judge.
-
-    What it borrows from its target comes from the folder ``target``, else from the trace.
-
-    Raises:
-        TraceError: ``trace-other-target`` (of the folder), and what ``require_draft`` raises.
-        CheckpointError, DialectError, DraftError: see ``load_draft``.
-    """
-    if target is not None:
-        require_target(trace, find_target_weights(target))
-    source, _ = read_draft_with_notes(path)
-    require_draft(trace, source.config)
-    config = source.config
-    rows = {EMBEDDING: config.vocab_size, LM_HEAD: config.draft_vocab_size}
-    # Rows of another shape are no stand-ins: loading then says what is missing.
-    stand_ins = {
-        name: tensor
-        for name, tensor in trace.stand_ins().items()
-        if tensor.shape == (rows[name], config.hidden_size)
-    }
-    return load_draft(path, device=device, dtype=dtype, target=target, stand_ins=stand_ins)
-
-
 class ReplayRun:
     """All texts of a trace, put through a draft; a text is summed up before the next is read."""
 
@@ -151,7 +111,7 @@ class ReplayRun:
             method="replayed",
             drafted=None if cut else to_count(self.num_tokens * rounds),
             accepted_length_by_num_speculative_tokens=tuple(
-                _pool([text.by_num_tokens for text in self.texts])
+                pool([text.by_num_tokens for text in self.texts])
             ),
             accepted_length_by_confidence_threshold=self._by_threshold(),
             mass_outside_draft_vocabulary=float(outside / trials) if trials else None,
@@ -179,7 +139,7 @@ class ReplayRun:
             return None
         return tuple(
             ThresholdLength(confidence_threshold=float(threshold), accepted_length=length)
-            for threshold, length in zip(THRESHOLDS, _pool(counts), strict=True)
+            for threshold, length in zip(THRESHOLDS, pool(counts), strict=True)
             if length is not None
         )
 
@@ -200,39 +160,6 @@ class _Text:
     tokens: Floats
     """[tokens, 4]: position, confidence, probability of acceptance, expected number."""
     outcome: PromptRounds | PromptExpectation
-
-
-def check_agreement(
-    draft: DraftModel, trace: Trace, options: ReplayOptions, *, seed: int, on_progress: Progress
-) -> CheckResult:
-    """What may be said of texts that the target did not write, in place of ``acceptance``."""
-    if not trace.header.has_argmax:
-        return CheckResult(
-            id="acceptance",
-            verdict="inconclusive",
-            reason="the target did not write the texts, and the trace does not hold its choices",
-            numbers=None,
-        )
-    counts: list[tuple[Floats, Floats]] = []
-    for sequence in trace:
-        counts.append(measure_agreement(draft, sequence, options))
-        on_progress("comparing", len(counts), len(trace))
-    agreed, anchors = (np.stack(column) for column in zip(*counts, strict=True))
-    shares = _pool([np.stack(pair, -1) for pair in counts])
-    return CheckResult(
-        id="acceptance",
-        verdict="inconclusive",
-        reason="the target did not write the texts, so acceptance is not known; the first drafted "
-        f"token is the target's choice after {_share(shares[0])} of the anchors",
-        numbers=AgreementNumbers(
-            texts=len(trace),
-            anchors=int(anchors[:, 0].sum()),
-            agreement_by_position=tuple(shares),
-            agreement_interval95=tuple(
-                ratio_interval95(agreed[:, k], anchors[:, k], seed) for k in range(len(shares))
-            ),
-        ),
-    )
 
 
 def _sum_up(replay: Replay, decode: DecodeOptions) -> _Text:
@@ -272,14 +199,10 @@ def _lengths(expectation: Expectation) -> Floats:
     return np.stack((expectation.committed, expectation.rounds), -1)
 
 
-def _pool(counts: list[Floats]) -> list[float | None]:
+def pool(counts: list[Floats]) -> list[float | None]:
     """Ratios of the sums over texts of counts [..., 2], None where there is nothing."""
     total = np.sum(counts, 0)
     return [float(top / bottom) if bottom else None for top, bottom in total]
-
-
-def _share(value: float | None) -> str:
-    return "none" if value is None else f"{value:.1%}"
 
 
 def _text(value: object) -> str:

@@ -13,13 +13,12 @@ from dspark_convert.cli.render import facts_grid, plain_table
 from dspark_convert.reports.content import describe_engine
 from dspark_convert.reports.text import bounds, count, number
 from dspark_convert.schemas.gate_outcome import RuleResult
-from dspark_convert.schemas.report import (
+from dspark_convert.schemas.numbers import (
     AcceptanceNumbers,
     AgreementNumbers,
     ConfidenceNumbers,
-    MarkedText,
-    VerifyReport,
 )
+from dspark_convert.schemas.report import MarkedText, VerifyReport
 
 VERDICT_STYLE = {
     "pass": "bold green",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import typer
 
-from dspark_convert.checks import base as catalog
+from dspark_convert.checks import CHECKS, find_check
 from dspark_convert.cli.console import Sink
 from dspark_convert.cli.exits import refusals
 from dspark_convert.cli.report import report_view
@@ -16,7 +16,7 @@ from dspark_convert.cli.report_commands import EXIT_CODES, Outputs, append_step_
 from dspark_convert.cli.run_options import RawRun, build_options, open_folder, quieten_transformers
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.reports.gate import apply_gate, follow_gate, open_gate
-from dspark_convert.schemas.report import CheckId, VerifyReport
+from dspark_convert.schemas.report import VerifyReport
 
 if TYPE_CHECKING:
     from dspark_convert.checks.run import VerifyOptions
@@ -66,13 +66,10 @@ def explain(check_id: str | None) -> None:
     sink = Sink()
     with refusals(sink):
         if check_id is None:
-            for name, entry in catalog.CATALOG.items():
-                typer.echo(f"{name:18} {entry.title}")
-        elif check_id in get_args(CheckId):
-            typer.echo(catalog.explain(check_id), nl=False)  # type: ignore[arg-type]
+            for check in CHECKS.values():
+                typer.echo(f"{check.id:18} {check.title}")
         else:
-            ids = ", ".join(catalog.CATALOG)
-            raise _usage("check-unknown", "no check has this id", check_id, ids)
+            typer.echo(find_check(check_id).explain(), nl=False)
 
 
 def _check(raw: RawOptions, gate: Path | None, prompt_set: str | None, sink: Sink) -> VerifyReport:

@@ -13,7 +13,7 @@ from dspark_convert.diagnosis.hypotheses import Hypothesis, Reading
 from dspark_convert.diagnosis.scores import Resampler, Scores
 from dspark_convert.replay.expectation import Floats
 from dspark_convert.schemas.diagnosis import DecisionRule, HypothesisResult
-from dspark_convert.schemas.report import Interval
+from dspark_convert.schemas.numbers import Interval
 
 ERROR = 0.01
 """Probability of naming a wrong reading, shared by all comparisons (Bonferroni)."""

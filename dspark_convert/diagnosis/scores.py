@@ -22,7 +22,7 @@ from dspark_convert.runtime.drafting import check_threshold
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.runtime.replay import PLAIN
 from dspark_convert.runtime.replay_steps import ReplaySteps
-from dspark_convert.schemas.report import Interval
+from dspark_convert.schemas.numbers import Interval
 from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.traces.trace import TraceSequence
 

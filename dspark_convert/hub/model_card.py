@@ -15,8 +15,9 @@ from dspark_convert.hub.front_matter import with_front_matter
 from dspark_convert.hub.location import is_repository_name
 from dspark_convert.schemas.draft import Layout
 from dspark_convert.schemas.engines import EngineReport, EnginesReport
+from dspark_convert.schemas.numbers import AcceptanceNumbers
 from dspark_convert.schemas.plan import ConversionManifest, SourceIdentity
-from dspark_convert.schemas.report import AcceptanceNumbers, VerifyReport
+from dspark_convert.schemas.report import VerifyReport
 
 BEGIN = "<!-- dspark-convert begin: generated, write outside of it -->"
 END = "<!-- dspark-convert end -->"

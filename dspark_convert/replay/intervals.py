@@ -9,7 +9,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dspark_convert.schemas.report import Interval, Verdict
+from dspark_convert.schemas.numbers import Interval
+from dspark_convert.schemas.report import Verdict
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -131,3 +132,11 @@ def chi_square_of_uniform(values: Floats, bins: int) -> float:
     counts, _ = np.histogram(values, bins=bins, range=(0.0, 1.0))
     expected = len(values) / bins
     return float(((counts - expected) ** 2 / expected).sum())
+
+
+def chi_square_tail(statistic: float, degrees: int) -> float:
+    """Probability that a chi-square variable exceeds ``statistic``: Q(degrees/2, statistic/2)."""
+    import torch
+
+    halves = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(halves[0], halves[1]))

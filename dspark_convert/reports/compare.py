@@ -12,11 +12,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from dspark_convert import __version__
+from dspark_convert.checks import CHECKS
 from dspark_convert.replay.intervals import Floats
 from dspark_convert.schemas.comparison import (
     Change,
@@ -26,14 +27,12 @@ from dspark_convert.schemas.comparison import (
     PositionChange,
 )
 from dspark_convert.schemas.gate_outcome import RuleResult, RuleVerdict, worst
-from dspark_convert.schemas.report import (
+from dspark_convert.schemas.numbers import (
     AcceptanceNumbers,
-    CheckId,
     PromptExpectation,
     PromptRounds,
-    Verdict,
-    VerifyReport,
 )
+from dspark_convert.schemas.report import CheckId, Verdict, VerifyReport
 
 DEFAULT_STANDARD_ERRORS = 2.0
 """A drop of more standard errors than this is a regression, unless limits are given."""
@@ -178,7 +177,7 @@ def _compare_checks(base: VerifyReport, new: VerifyReport) -> tuple[CheckChange,
     before, after = _verdicts(base), _verdicts(new)
     return tuple(
         CheckChange(id=check_id, base=before.get(check_id), new=after.get(check_id))
-        for check_id in get_args(CheckId)
+        for check_id in dict.fromkeys((*CHECKS, *before, *after))
         if check_id in before or check_id in after
     )
 

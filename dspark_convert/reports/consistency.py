@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dspark_convert.schemas.gate_outcome import RuleVerdict, worst
-from dspark_convert.schemas.report import (
+from dspark_convert.schemas.numbers import (
     AcceptanceNumbers,
-    CheckResult,
     ConfidenceNumbers,
     LosslessGreedyNumbers,
     LosslessSamplingNumbers,
@@ -22,8 +21,8 @@ from dspark_convert.schemas.report import (
     ParityNumbers,
     PromptRounds,
     StructureNumbers,
-    VerifyReport,
 )
+from dspark_convert.schemas.report import CheckResult, VerifyReport
 
 _TOLERANCE = 1e-6
 """Relative above 1, absolute below: sums of expected counts, in another order."""

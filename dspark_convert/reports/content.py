@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from dspark_convert.reports.text import bounds, count, number
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
-from dspark_convert.schemas.report import (
+from dspark_convert.schemas.numbers import (
     AcceptanceNumbers,
     AgreementNumbers,
     ConfidenceNumbers,
     Interval,
-    VerifyReport,
-    VerifySettings,
 )
+from dspark_convert.schemas.report import VerifyReport, VerifySettings
 
 
 @dataclass(frozen=True)

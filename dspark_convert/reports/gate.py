@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from dspark_convert.checkpoint.files import read_limited
+from dspark_convert.checks import CHECKS
 from dspark_convert.errors import Finding, GateError, UsageError
 from dspark_convert.reports.compare import DropLimits, decide_drop
 from dspark_convert.reports.read import read_report
@@ -82,7 +83,7 @@ def read_gate(path: Path) -> GateFile:
     """A thresholds file as written; raises ``GateError`` (``gate-invalid``) with every fault."""
     try:
         values = tomllib.loads(read_limited(path, limit=MAX_GATE_BYTES).decode("utf-8"))
-        return GateFile.model_validate(values)
+        return GateFile.model_validate(values, context={"checks": CHECKS})
     except ValidationError as error:
         first, *more = [
             _invalid(path, fault["msg"], ".".join(map(str, fault["loc"])) or None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dspark_convert.errors import DependencyError, Finding
-from dspark_convert.schemas.report import AcceptanceNumbers, ConfidenceNumbers, Interval
+from dspark_convert.schemas.numbers import AcceptanceNumbers, ConfidenceNumbers, Interval
 
 try:
     from matplotlib import rc_context

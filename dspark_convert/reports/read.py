@@ -9,9 +9,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from dspark_convert.checkpoint.jsonfile import read_json
+from dspark_convert.checks import CHECKS
 from dspark_convert.errors import Finding, Findings, ReportError
 from dspark_convert.reports.consistency import find_contradictions
-from dspark_convert.schemas.diagnosis import Diagnosis
+from dspark_convert.schemas.diagnosis import READING_IDS, Diagnosis
 from dspark_convert.schemas.report import VerifyReport
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -54,8 +55,9 @@ def read_diagnosis(path: Path) -> Diagnosis:
 
 def _read(path: Path, model: type[Document], code: str, written_by: str) -> Document:
     document = read_json(path, limit=MAX_REPORT_BYTES)
+    ids = {"checks": CHECKS, "readings": READING_IDS}
     try:
-        return model.model_validate(document)
+        return model.model_validate(document, context=ids)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ReportError(

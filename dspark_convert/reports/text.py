@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from dspark_convert.schemas.report import Interval
+from dspark_convert.schemas.numbers import Interval
 
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
 

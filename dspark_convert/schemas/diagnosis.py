@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from dspark_convert.errors import Finding
-from dspark_convert.schemas.base import OwnDocument
-from dspark_convert.schemas.report import Interval
+from dspark_convert.schemas.base import OwnDocument, row_id
+from dspark_convert.schemas.numbers import Interval
 
-ReadingId = Literal[
+READING_IDS = (
     "as-declared",
     "layout-other",
     "layer-ids-minus-1",
@@ -28,6 +28,11 @@ ReadingId = Literal[
     "sliding-causal",
     "target-embedding",
     "target-head",
+)
+"""What the published schema lists; a test holds it to the rows of ``diagnosis.readings``."""
+
+ReadingId = Annotated[
+    str, Field(json_schema_extra={"enum": [*READING_IDS]}), AfterValidator(row_id("readings"))
 ]
 StaticId = Literal["d2t-zero", "other-target", "untrained-head"]
 

@@ -169,6 +169,15 @@ class Trace:
         tensors = {EMBEDDING: self.embedding(), LM_HEAD: self.lm_head()}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
+    def lent_to(self, draft: DraftConfig) -> dict[str, Tensor]:
+        """Of ``stand_ins`` those of the shape that a draft wants; loading names what is missing."""
+        rows = {EMBEDDING: draft.vocab_size, LM_HEAD: draft.draft_vocab_size}
+        return {
+            name: tensor
+            for name, tensor in self.stand_ins().items()
+            if tensor.shape == (rows[name], draft.hidden_size)
+        }
+
     def _borrowed(self, flag: Literal["has_embedding", "has_lm_head"], name: str) -> Tensor | None:
         for file in self.files:
             if getattr(file.header, flag):

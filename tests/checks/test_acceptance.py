@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from dspark_convert.checks.acceptance import AcceptanceSettings, measure_acceptance
 from dspark_convert.runtime.records import DecodeResult, Round
-from dspark_convert.schemas.report import AcceptanceNumbers
+from dspark_convert.schemas.numbers import AcceptanceNumbers
 
 N = 3
 

@@ -15,7 +15,8 @@ from dspark_convert.checks.confidence import (
 )
 from dspark_convert.checks.run import overall
 from dspark_convert.runtime.records import DecodeResult, Round
-from dspark_convert.schemas.report import CheckResult, ConfidenceNumbers, Verdict
+from dspark_convert.schemas.numbers import ConfidenceNumbers
+from dspark_convert.schemas.report import CheckResult, Verdict
 
 SURE, UNSURE = 0.9, 0.2
 

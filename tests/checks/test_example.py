@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dspark_convert.checks.example import MAX_ROUNDS, mark_up
+from dspark_convert.checks.marked_texts import MAX_ROUNDS, mark_up
 from dspark_convert.runtime.records import DecodeResult, Round
 from dspark_convert.schemas.report import ExampleRound
 

@@ -17,7 +17,7 @@ from dspark_convert.checks.observer import RunObserver, law_error
 from dspark_convert.checks.pairing import check_pairing
 from dspark_convert.formats.target import find_target_weights
 from dspark_convert.runtime import DecodeOptions, DecodeResult, Observation, decode
-from dspark_convert.schemas.report import LosslessGreedyNumbers
+from dspark_convert.schemas.numbers import LosslessGreedyNumbers
 from tests.conftest import ROOT
 from tests.runtime.helpers import golden_draft, golden_target
 

@@ -11,11 +11,14 @@ torch = pytest.importorskip("torch")
 # ruff: noqa: E402 - the modules below need PyTorch
 from safetensors.torch import load_file, save_file
 
-from dspark_convert.checks.parity import check_parity
+from dspark_convert.checks.parity import check_parity, read_original
 from dspark_convert.conversion import plan_to_dense, run_conversion
 from dspark_convert.errors import DraftError
+from dspark_convert.formats.read import read_draft
 from dspark_convert.runtime import load_draft
-from dspark_convert.schemas.report import CheckResult, ParityNumbers
+from dspark_convert.runtime.load import load_source
+from dspark_convert.schemas.numbers import ParityNumbers
+from dspark_convert.schemas.report import CheckResult
 
 REDUCED = "spec_vanilla_reduced_anchor_bf16"
 WEIGHTS = "model.safetensors"
@@ -27,7 +30,8 @@ def convert(source: Path, output: Path, *, expand: bool = False) -> Path:
 
 
 def compare(original: Path, converted: Path) -> CheckResult:
-    return check_parity(original, converted, target=None, device=torch.device("cpu"), seed=0)
+    sources = read_original(original, converted), read_draft(converted)
+    return check_parity(*sources, load_source, target=None, seed=0)
 
 
 def scale(folder: Path, name: str, factor: float) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_convert.checks.confidence import decide_confidence
-from dspark_convert.schemas.report import ConfidenceNumbers
+from dspark_convert.schemas.numbers import ConfidenceNumbers
 
 TOKENS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 3)), min_size=1)
 

@@ -18,8 +18,9 @@ from dspark_convert.checks.acceptance import (
     count_rounds,
     measure_acceptance,
 )
+from dspark_convert.checks.agreement import check_agreement
 from dspark_convert.checks.confidence import check_confidence
-from dspark_convert.checks.replay_run import ReplayRun, check_agreement, follow_trace
+from dspark_convert.checks.replay_run import ReplayRun, follow_trace
 from dspark_convert.checks.run import VerifyOptions, verify
 from dspark_convert.cli.verify import app
 from dspark_convert.errors import DSparkError, UsageError
@@ -27,14 +28,13 @@ from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult
 from dspark_convert.runtime.sampling import SamplingOptions
-from dspark_convert.schemas.report import (
+from dspark_convert.schemas.numbers import (
     AcceptanceNumbers,
     AgreementNumbers,
-    CheckResult,
     ConfidenceNumbers,
     PromptExpectation,
-    VerifyReport,
 )
+from dspark_convert.schemas.report import CheckResult, VerifyReport
 from dspark_convert.traces.record import record
 from dspark_convert.traces.trace import Trace, TraceSequence, open_trace
 from dspark_convert.traces.writer import staged_trace

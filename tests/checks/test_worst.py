@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dspark_convert.checks.worst import Marks, mark_decoded, mark_replayed, worst_texts
+from dspark_convert.checks.marked_texts import Marks, mark_decoded, mark_replayed, worst_texts
 from dspark_convert.cli.verify import app
 from dspark_convert.replay.expectation import Expectation
 from dspark_convert.runtime.machine import Machine

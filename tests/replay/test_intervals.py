@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dspark_convert.checks.lossless import chi_square_tail, ulp
+from dspark_convert.checks.lossless import ulp
 from dspark_convert.replay.intervals import (
+    chi_square_tail,
     decide,
     expected_calibration_error,
     prompts_to_decide,

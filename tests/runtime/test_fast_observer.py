@@ -20,7 +20,7 @@ from dspark_convert.runtime.fast.rounds import Rounds
 from dspark_convert.runtime.propose import run_chain
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation
 from dspark_convert.runtime.sampling import compute_probabilities
-from dspark_convert.schemas.report import LosslessSamplingNumbers
+from dspark_convert.schemas.numbers import LosslessSamplingNumbers
 
 from .helpers import (
     bigram_pair,

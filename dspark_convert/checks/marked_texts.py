@@ -1,11 +1,14 @@
-"""The texts on which a draft did worst, token by token: what was accepted, what was not.
+"""Outputs as text, marked up by what became of the draft's tokens.
+
+``mark_up`` shows the first rounds of one output of a decode run; ``worst_texts`` those on which a
+draft did worst, in full.
 
 Shapes: M anchors, N drafted tokens, G tokens of the output, the one from the prefill first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, get_args
@@ -13,13 +16,37 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dspark_convert.checks.example import decode_runs
 from dspark_convert.replay.expectation import Expectation, Floats
 from dspark_convert.runtime.records import DecodeResult
-from dspark_convert.schemas.report import MarkedSpan, MarkedText, SpanKind
+from dspark_convert.schemas.report import (
+    ExampleRound,
+    ExampleText,
+    MarkedSpan,
+    MarkedText,
+    SpanKind,
+)
+
+MAX_ROUNDS = 64
+"""Of the example."""
 
 _KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 _FIRST, _ACCEPTED, _REJECTED, _BONUS = range(len(_KINDS))
+
+
+def mark_up(prompt_id: str, result: DecodeResult, tokenizer: Any | None) -> ExampleText:
+    """The first rounds of an output; token ids stand for text where there is no tokenizer."""
+    first = result.token_ids[:1]
+    runs = [first]
+    for round_ in result.rounds[:MAX_ROUNDS]:
+        ids = round_.committed_ids
+        runs += [ids[: round_.accepted], ids[round_.accepted :]]
+    start, *pieces = _decode_runs(runs, tokenizer)
+    rounds = zip(pieces[::2], pieces[1::2], strict=True)
+    return ExampleText(
+        id=prompt_id,
+        first=start,
+        rounds=tuple(ExampleRound(accepted=accepted, bonus=bonus) for accepted, bonus in rounds),
+    )
 
 
 @dataclass(frozen=True)
@@ -88,14 +115,14 @@ def worst_texts(
 ) -> tuple[MarkedText, ...]:
     """The ``count`` texts of lowest accepted length, worst first; ids where no tokenizer is."""
     used = sorted((text for text in marks if text.rounds), key=lambda text: text.accepted_length)
-    return tuple(_mark_up(text, tokenizer) for text in used[:count])
+    return tuple(_mark_spans(text, tokenizer) for text in used[:count])
 
 
-def _mark_up(marks: Marks, tokenizer: Any | None) -> MarkedText:
+def _mark_spans(marks: Marks, tokenizer: Any | None) -> MarkedText:
     """Runs of tokens that most likely came about in the same way."""
     likeliest: npt.NDArray[np.int64] = marks.chances.argmax(-1)
     runs = [list(run) for _, run in groupby(range(len(likeliest)), key=likeliest.__getitem__)]
-    texts = decode_runs([[marks.token_ids[at] for at in run] for run in runs], tokenizer)
+    texts = _decode_runs([[marks.token_ids[at] for at in run] for run in runs], tokenizer)
     spans = [
         MarkedSpan(
             text=text,
@@ -105,3 +132,18 @@ def _mark_up(marks: Marks, tokenizer: Any | None) -> MarkedText:
         for run, text in zip(runs, texts, strict=True)
     ]
     return MarkedText(id=marks.id, accepted_length=marks.accepted_length, spans=tuple(spans))
+
+
+def _decode_runs(runs: Sequence[Sequence[int]], tokenizer: Any | None) -> Iterator[str]:
+    """The text of each run of tokens, as it reads after the runs before it."""
+    if tokenizer is None:
+        yield from ("".join(f" {token_id}" for token_id in run) for run in runs)
+        return
+    ids: list[int] = []
+    shown = 0
+    for run in runs:
+        ids += run
+        # A character cut between tokens decodes to U+FFFD; it appears with its last token.
+        text = tokenizer.decode(ids).rstrip("\ufffd")
+        yield text[shown:]
+        shown = max(shown, len(text))

@@ -1,0 +1,52 @@
+"""Draft against target on texts that the target did not write, in place of ``acceptance``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dspark_convert.checks.options import Progress
+from dspark_convert.checks.replay_run import pool
+from dspark_convert.replay.expectation import Floats
+from dspark_convert.replay.intervals import ratio_interval95
+from dspark_convert.replay.replay import ReplayOptions, measure_agreement
+from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.schemas.numbers import AgreementNumbers
+from dspark_convert.schemas.report import CheckResult
+from dspark_convert.traces.trace import Trace
+
+
+def check_agreement(
+    draft: DraftModel, trace: Trace, options: ReplayOptions, *, seed: int, on_progress: Progress
+) -> CheckResult:
+    """What may be said of texts that the target did not write, in place of ``acceptance``."""
+    if not trace.header.has_argmax:
+        return CheckResult(
+            id="acceptance",
+            verdict="inconclusive",
+            reason="the target did not write the texts, and the trace does not hold its choices",
+            numbers=None,
+        )
+    counts: list[tuple[Floats, Floats]] = []
+    for sequence in trace:
+        counts.append(measure_agreement(draft, sequence, options))
+        on_progress("comparing", len(counts), len(trace))
+    agreed, anchors = (np.stack(column) for column in zip(*counts, strict=True))
+    shares = pool([np.stack(pair, -1) for pair in counts])
+    return CheckResult(
+        id="acceptance",
+        verdict="inconclusive",
+        reason="the target did not write the texts, so acceptance is not known; the first drafted "
+        f"token is the target's choice after {_share(shares[0])} of the anchors",
+        numbers=AgreementNumbers(
+            texts=len(trace),
+            anchors=int(anchors[:, 0].sum()),
+            agreement_by_position=tuple(shares),
+            agreement_interval95=tuple(
+                ratio_interval95(agreed[:, k], anchors[:, k], seed) for k in range(len(shares))
+            ),
+        ),
+    )
+
+
+def _share(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1%}"

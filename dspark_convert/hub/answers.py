@@ -1,7 +1,7 @@
 """What the Hub says about a repository, believed only as far as it makes sense.
 
 A mirror, a proxy or a stranger behind ``HF_ENDPOINT`` may answer anything. What comes out of here
-has the types that it claims, and names that are no paths.
+has the types that it claims, and names that are not paths.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository at one commit; ``files`` lie at its top level.
+    """A repository at one commit; ``files`` are those at its top level.
 
-    ``folder`` is set where the Hub was not asked: the snapshot of the cache.
+    ``folder`` is the snapshot in the cache, if the Hub was not asked.
     """
 
     name: str
@@ -72,7 +72,7 @@ def ask_repository(name: str, revision: str | None = None) -> Repository:
 
 
 def listed(answer: Json) -> Repository:
-    """A repository as the Hub describes it; files in folders are left out.
+    """A repository as the Hub describes it; files in folders are omitted.
 
     Raises:
         CheckpointError: ``hub-answer-invalid``.
@@ -125,7 +125,7 @@ def refuse_answer(what: str, expected: str, found: object, *, file: str | None =
             file=file,
             expected=expected,
             found=ascii(found)[:120],
-            hint="check HF_ENDPOINT, mirror and proxy; run again when they answer as the Hub does",
+            hint="check HF_ENDPOINT, mirror and proxy; run again when they answer like the Hub",
         )
     )
 

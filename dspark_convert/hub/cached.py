@@ -1,7 +1,7 @@
-"""Whether files of the Hub's cache are what the Hub has; weights are hashed when they are copied.
+"""Whether files in the Hub's cache are what the Hub has; weights are hashed while they are copied.
 
 The cache names a file's bytes after what the Hub calls them: a large file after its SHA-256, a
-small one after its id in Git. Nobody compares the two after a download, nor any time later.
+small one after its id in Git. Nobody compares the two after a download, or at any time later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_cached_weights(path: Path, file: RemoteFile) -> None:
     """Refuse weights that are not the Hub's, unless the conversion will find out by itself.
 
     It hashes them while it copies them, and compares where the cache names them by their SHA-256,
-    see ``conversion.write_weights``. Only where a mirror has other names they are read here.
+    see ``conversion.write_weights``. Only if a mirror names them differently are they read here.
 
     Raises:
         CheckpointError: ``cached-file-corrupt``, those of `open_regular`.
@@ -43,7 +43,7 @@ def check_cached_weights(path: Path, file: RemoteFile) -> None:
 
 
 def check_snapshot(folder: Path) -> None:
-    """The same of a whole snapshot where the Hub is not asked: held against the names of its blobs.
+    """The same for a whole snapshot if the Hub is not asked: compared with the names of its blobs.
 
     Raises:
         CheckpointError: as `check_cached`.
@@ -56,9 +56,9 @@ def check_snapshot(folder: Path) -> None:
 
 
 def _require_digest(path: Path, expected: str) -> None:
-    """A SHA-256, or an id in Git: the digest of ``blob SIZE``, a zero byte and the bytes.
+    """A SHA-256, or a Git id: the digest of ``blob SIZE``, a zero byte and the bytes.
 
-    Mirrors put a plain SHA-1 in the place of the id; that is taken too.
+    Mirrors put a plain SHA-1 in place of the id, which is accepted too.
     """
     method = "sha1" if len(expected) == 40 else "sha256"
     with open_regular(path) as descriptor:
@@ -73,7 +73,7 @@ def _require_digest(path: Path, expected: str) -> None:
                 file=path.name,
                 expected=f"digest {expected}",
                 found=f"digest {in_git if method == 'sha1' else plain}",
-                hint=f"delete {path.resolve()} and run again, which downloads it anew",
+                hint=f"delete {path.resolve()} and run again to download it anew",
             )
         )
 
@@ -88,9 +88,9 @@ def _require_inside(path: Path) -> None:
         raise CheckpointError(
             Finding(
                 code="cached-link-escapes",
-                message="the Hub cache links to a file that is not of the repository",
+                message="the Hub cache links to a file outside the repository",
                 file=path.name,
                 found=str(real),
-                hint=f"delete {path} and run again, which downloads it anew",
+                hint=f"delete {path} and run again to download it anew",
             )
         )

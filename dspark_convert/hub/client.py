@@ -38,13 +38,13 @@ _PARALLEL = 8
 
 
 def hub_client() -> HfApi:
-    """The client of the endpoint of this moment; it finds the token by itself."""
+    """The client for the current endpoint; it finds the token by itself."""
     return HfApi(constants.ENDPOINT, library_name="dspark-convert", library_version=__version__)
 
 
 @contextmanager
 def progress_bars(shown: bool) -> Iterator[None]:
-    """Bars of ``huggingface_hub`` inside the block: as the user set them, or none."""
+    """Progress bars of ``huggingface_hub`` inside the block: as the user set them, or none."""
     if shown or are_progress_bars_disabled():
         yield
         return
@@ -56,11 +56,11 @@ def progress_bars(shown: bool) -> Iterator[None]:
 
 
 def resolve(location: HubLocation, on_finding: OnFinding) -> Repository:
-    """Find out what commit a revision is, and what files it has.
+    """Find out which commit a revision is, and which files it has.
 
     With ``HF_HUB_OFFLINE`` the cache answers. A branch or tag that was another commit when it was
     last used is said: ``revision-moved``. Raises ``CheckpointError``, see `hub_refusals`; in
-    particular ``revision-moved`` when it moves in this very moment.
+    particular ``revision-moved`` if it moves at this very moment.
     """
     findings = Findings()
     with hub_refusals(str(location)), progress_bars(False):
@@ -76,9 +76,9 @@ def resolve(location: HubLocation, on_finding: OnFinding) -> Repository:
         findings.warning(
             "revision-moved",
             "the repository has changed since it was last used here",
-            expected=f"commit {before}, as then",
+            expected=f"commit {before}, as last time",
             found=f"commit {repository.commit}",
-            hint=f"write hf://{location.repository}@{before} to stay with the former one",
+            hint=f"write hf://{location.repository}@{before} to stay with the earlier one",
         )
     on_finding(findings)
     return repository
@@ -89,10 +89,10 @@ def download(
 ) -> Path:
     """Bring files into the shared cache, unless they are there; returns the snapshot's folder.
 
-    Within a run a broken connection is taken up again where it broke; a later run fetches the
-    files that are not complete from their beginning, the others not again. Files that are no
-    weights are compared with the digests that the Hub gives, wherever they come from; weights are
-    when they are copied. ``progress`` shows bars on a terminal.
+    Within a run, a download resumes where a broken connection left off; a later run fetches
+    incomplete files from their beginning, and the others not again. Files that are no weights are
+    compared with the digests that the Hub gives, wherever they come from; weights are when they are
+    copied. ``progress`` shows bars on a terminal.
 
     Raises:
         CheckpointError: see `hub_refusals`, `guarded_answers` and `check_cached`.
@@ -139,8 +139,8 @@ def _snapshot(repository: Repository) -> Path:
 
 
 def _cached(location: HubLocation, findings: Findings) -> Repository:
-    """The snapshot of the cache, which must hold a config and weights; a headers' preview left
-    a config only."""
+    """The snapshot in the cache, which must hold a config and weights; a preview of headers leaves
+    only a config."""
     config = find_cached(location.repository, CONFIG_FILE, revision=location.revision)
     folder = Path(config).parent if isinstance(config, str) else None
     if folder is None or not any(folder.glob("*.safetensors")):
@@ -148,20 +148,20 @@ def _cached(location: HubLocation, findings: Findings) -> Repository:
     check_snapshot(folder)
     findings.note(
         "offline",
-        "HF_HUB_OFFLINE is set: the cache is read, and the Hub may have a newer commit",
+        "HF_HUB_OFFLINE is set: the cache is read, but the Hub may have a newer commit",
         found=f"{location.repository}@{folder.name}",
     )
     return Repository(location.repository, folder.name, {}, folder)
 
 
 def _cached_commit(location: HubLocation) -> str | None:
-    """The commit that the revision was when the cache last saw it."""
+    """The commit of the revision when the cache last saw it."""
     path = find_cached(location.repository, CONFIG_FILE, revision=location.revision)
     return Path(path).parent.name if isinstance(path, str) else None
 
 
 def _remember(location: HubLocation, repository: Repository, on_finding: OnFinding) -> None:
-    """Put the config into the cache under the revision's own name, and so note its commit."""
+    """Put the config into the cache under the revision's own name, which records its commit."""
     if CONFIG_FILE not in repository.files:
         return
     with guarded_answers(on_finding):

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 from dspark_convert.errors import CheckpointError, DSparkError, Finding
 
 TRANSPORT_ERROR: type[Exception] = HfHubHTTPError.__mro__[1]
-"""The root of the HTTP library's own errors, whichever library huggingface_hub was built on."""
+"""The root of the HTTP library's own errors, whichever library huggingface_hub uses."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def hub_refusals(what: str, error_type: type[DSparkError] = CheckpointError) -> 
         yield
     except (TRANSPORT_ERROR, OSError, RuntimeError, ValueError) as error:
         if isinstance(error, BrokenPipeError):
-            raise  # the reader of our own output went away; the Hub is not to blame
+            raise  # whoever reads our own output went away; the Hub is not to blame
         raise error_type(hub_finding(error, what)) from error
 
 
@@ -61,17 +61,17 @@ def understood() -> Iterator[None]:
 
 
 def hub_finding(error: BaseException, what: str) -> Finding:
-    """The finding of the deepest cause that is known: libraries wrap what they were told."""
+    """The finding of the deepest known cause, since libraries wrap errors."""
     finding = _known(error, what)
     while error.__cause__ is not None:
         error = error.__cause__
         finding = _known(error, what) or finding
     return finding or Finding(
         code="hub-refused",
-        message="the exchange with the Hub failed",
+        message="communication with the Hub failed",
         found=_first_line(error),
         expected=what,
-        hint="run again; whatever was complete stays in the cache",
+        hint="run again; complete files stay in the cache",
     )
 
 
@@ -99,8 +99,8 @@ def _known(error: BaseException, what: str) -> Finding | None:
             message="the Hub cannot be reached, or the connection broke",
             expected=what,
             found=_first_line(error),
-            hint="run again: files that are complete stay in the cache; "
-            "HF_HUB_OFFLINE=1 reads from the cache alone",
+            hint="run again: complete files stay in the cache; HF_HUB_OFFLINE=1 reads from the "
+            "cache only",
         )
     return None
 
@@ -109,7 +109,7 @@ _DISK = {
     errno.ENOSPC: ("disk-full", "the disk of the Hub's cache is full"),
     errno.EDQUOT: ("disk-full", "your share of the disk of the Hub's cache is used up"),
     errno.EACCES: ("cache-not-writable", "the Hub's cache may not be written"),
-    errno.EROFS: ("cache-not-writable", "the Hub's cache is on a disk that is read-only"),
+    errno.EROFS: ("cache-not-writable", "the Hub's cache is on a read-only disk"),
 }
 
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may read it"
@@ -118,7 +118,7 @@ _BY_TYPE: tuple[tuple[type[BaseException], str, str, str], ...] = (
     (
         GatedRepoError,
         "repo-gated",
-        "the repository is gated, and access was not granted to this account",
+        "the repository is gated, and this account has not been granted access",
         "accept its conditions on its page, then log in with `hf auth login` or set HF_TOKEN",
     ),
     (
@@ -136,8 +136,8 @@ _BY_TYPE: tuple[tuple[type[BaseException], str, str, str], ...] = (
     (
         OfflineModeIsEnabled,
         "offline",
-        "HF_HUB_OFFLINE is set, and the cache does not hold what is needed",
-        "unset HF_HUB_OFFLINE, or download the repository while there is a network",
+        "HF_HUB_OFFLINE is set, but the cache does not hold what is needed",
+        "unset HF_HUB_OFFLINE, or download the repository while a network is available",
     ),
     (
         LocalEntryNotFoundError,
@@ -148,7 +148,7 @@ _BY_TYPE: tuple[tuple[type[BaseException], str, str, str], ...] = (
     (
         EntryNotFoundError,
         "hub-file-missing",
-        "the repository does not hold a file that was listed",
+        "the repository lacks a file that was listed",
         "run again: the repository may have changed in the meantime",
     ),
 )
@@ -192,16 +192,16 @@ _BY_STATUS = {
     409: ("hub-conflict", "the Hub reports a conflict", "run again"),
     412: (
         "revision-moved",
-        "the branch moved while this was under way",
+        "the branch moved while this was in progress",
         "look at the new commits, then run again",
     ),
     429: (
         "rate-limited",
-        "the Hub refuses more requests for now",
-        "wait and run again; a token has higher limits than no token",
+        "the Hub refuses further requests for now",
+        "wait and run again; limits are higher with a token",
     ),
 }
-_OTHER_STATUS = ("hub-error", "the Hub answers with an error", "run again later")
+_OTHER_STATUS = ("hub-error", "the Hub answered with an error", "run again later")
 
 
 def _status(error: HfHubHTTPError) -> int | None:
@@ -211,9 +211,9 @@ def _status(error: HfHubHTTPError) -> int | None:
 
 def _wait(error: HfHubHTTPError) -> str:
     seconds = error.response.headers.get("Retry-After", "") if _status(error) == 429 else ""
-    return f", to be asked again in {seconds} s" if seconds.isdecimal() else ""
+    return f", which asks to wait {seconds} s" if seconds.isdecimal() else ""
 
 
 def _first_line(error: BaseException) -> str:
-    """A short text; no request header, and so no token, is ever part of it."""
+    """A short text; it never contains a request header, and so never a token."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

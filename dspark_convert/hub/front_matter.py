@@ -1,4 +1,4 @@
-"""The YAML at the head of a model card: keys are added, what an author wrote stays as it is."""
+"""The YAML at the top of a model card: keys are added, and what an author wrote stays as it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAGS = "tags"
 
 
 def split_card(card: str) -> tuple[str, str]:
-    """The YAML of a card, without its fences, and the rest; "" where there is none."""
+    """The YAML of a card, without its fences, and the rest; "" if there is none."""
     match = _BLOCK.match(card)
     return ("", card) if match is None else (match["yaml"], card[match.end() :])
 
@@ -25,8 +25,8 @@ def split_card(card: str) -> tuple[str, str]:
 def with_front_matter(card: str, wanted: Front) -> str:
     """``card`` with the keys of ``wanted`` that it lacks; tags are joined.
 
-    Lines of the author are kept as they are written, unless tags must be added to a list that is
-    not one item a line.
+    The author's lines are kept as written, unless tags must be added to a list that does not have
+    one item per line.
 
     Raises:
         DraftError: ``card-front-matter-invalid``.
@@ -42,7 +42,7 @@ def with_front_matter(card: str, wanted: Front) -> str:
 
 
 def _edited(text: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The text with lines added, none changed; it may come out wrong, and is then not used."""
+    """The text with lines added and none changed; the result may be wrong, and is then not used."""
     new_tags = [tag for tag in after[_TAGS] if tag not in _joined(before.get(_TAGS), ())]
     if new_tags and before.get(_TAGS):
         # Before the first item, with its indentation: items may be followed by anything.

@@ -1,8 +1,8 @@
 """A look at every answer of the Hub before ``huggingface_hub`` acts on it.
 
-The library names the files of its cache after what headers say: an ETag, a commit. Of an ETag that
-is a path it makes a path, and writes or reads there. A hook of its HTTP client sees every answer
-first, those of a redirect too, and those of a client that was made anew after a broken connection.
+The library names the files of its cache after what headers say: an ETag, a commit. If an ETag is a
+path, the library reads or writes there. A hook in its HTTP client sees every answer first,
+including redirects, and including those of a client that was made anew after a broken connection.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dspark_convert.errors import CheckpointError, Finding, Findings, OnFinding
 from dspark_convert.hub.answers import COMMIT, refuse_answer
 
 MAX_WAIT_SECONDS = 300
-"""The longest that is waited for one answer because the Hub asks for it: the five minutes over
-which the Hub counts requests. What asks for more is refused at once, and the time is said."""
+"""The longest wait for one answer when the Hub asks for a pause: the five minutes over which the
+Hub counts requests. A longer pause is refused immediately, stating the time."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _XET_HASH = re.compile(r"[0-9a-f]{64}")
@@ -35,7 +35,7 @@ class _Guard:
     on_finding: OnFinding
     commit: str | None
     waited: dict[int, int] = field(default_factory=dict)
-    """Seconds that each thread has been asked to wait since its last good answer."""
+    """How many seconds each thread has been asked to wait since its last good answer."""
 
 
 _guards: list[_Guard] = []
@@ -45,11 +45,11 @@ _previous_factory: Any = None
 
 @contextmanager
 def guarded_answers(on_finding: OnFinding, *, commit: str | None = None) -> Iterator[None]:
-    """Refuse answers inside the block that would lead the cache astray, and say what is waited for.
+    """Refuse answers inside the block that would lead the cache astray, and announce waits.
 
     Args:
-        on_finding: is called with ``hub-wait`` whenever the Hub asks for a pause.
-        commit: the one that everything is read at; None: not known yet.
+        on_finding: called with ``hub-wait`` whenever the Hub asks for a pause.
+        commit: the one at which everything is read; None: not yet known.
 
     Raises:
         CheckpointError: ``hub-answer-invalid``; ``rate-limited`` or ``hub-error`` where the Hub
@@ -67,7 +67,7 @@ def guarded_answers(on_finding: OnFinding, *, commit: str | None = None) -> Iter
 
 
 def _watch_client() -> None:
-    """Have every client of the library made with our hook, by whoever makes them."""
+    """Give every client of the library our hook, whoever makes it."""
     global _previous_factory
     if hub_http._GLOBAL_CLIENT_FACTORY is not _make_client:
         _previous_factory = hub_http._GLOBAL_CLIENT_FACTORY
@@ -91,7 +91,7 @@ def _look(response: Any) -> None:
         refuse_answer("commit of a file", "40 hexadecimal digits", commit)
     if commit is not None and guard.commit not in (None, commit):
         refuse_answer("commit of a file", str(guard.commit), commit)
-    if response.request.method == "HEAD":  # the answer that files are named after
+    if response.request.method == "HEAD":  # the answer after which files are named
         _check_names(headers)
     if response.status_code >= 400:
         _check_pause(guard, response)
@@ -125,8 +125,8 @@ def _check_pause(guard: _Guard, response: Any) -> None:
                 code="rate-limited" if limited else "hub-error",
                 message="the Hub asks for a longer pause than is worth waiting for",
                 expected=f"at most {MAX_WAIT_SECONDS} s in all",
-                found=f"status {response.status_code}, to be asked again in {text[:20]} s",
-                hint="run again after that time; a token has higher limits than no token",
+                found=f"status {response.status_code}, which asks to wait {text[:20]} s",
+                hint="run again after that time; limits are higher with a token",
             )
         )
     guard.waited[thread] = before + seconds
@@ -134,7 +134,7 @@ def _check_pause(guard: _Guard, response: Any) -> None:
     findings.note(
         "hub-wait",
         "the Hub asks for a pause before the next request",
-        found=f"status {response.status_code}, to be asked again in {seconds} s",
+        found=f"status {response.status_code}, which asks to wait {seconds} s",
     )
     guard.on_finding(findings)
 

@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a local folder, or a repository on the Hub at some revision."""
+"""Where a checkpoint is: in a local folder, or in a repository on the Hub at some revision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADDRESS = re.compile(rf"(?P<repository>{_REPOSITORY})(@(?P<revision>[\w.][\w./-
 
 @dataclass(frozen=True, slots=True)
 class HubLocation:
-    """A model repository ``owner/name``; ``revision`` a branch, tag or commit, None the default."""
+    """A model repository ``owner/name``; ``revision``: branch, tag or commit, None the default."""
 
     repository: str
     revision: str | None = None
@@ -29,7 +29,7 @@ class HubLocation:
 
 
 def locate(text: str) -> Path | HubLocation:
-    """Read ``hf://owner/name[@revision]``, ``owner/name`` or a path; what exists here is a path.
+    """Read ``hf://owner/name[@revision]``, ``owner/name`` or a path; what exists locally is a path.
 
     Raises ``UsageError``: ``bad-hub-address`` for an ``hf://`` address that names no model.
     """
@@ -51,7 +51,7 @@ def shadowed(text: str) -> bool:
 
 
 def repository_name(text: str) -> str:
-    """``owner/name`` as it was typed, checked.
+    """``owner/name`` as typed, checked.
 
     Raises ``UsageError``: ``bad-hub-address``.
     """

@@ -1,7 +1,7 @@
-"""The model card of a conversion: a generated section between marks, inside anybody's text.
+"""The model card of a conversion: a generated section between marks, inside text by anyone.
 
-Names and reasons come from files that nobody vouches for. In the card they are text: no Markdown,
-no HTML, and so no mark of ours, can come from them.
+Names and reasons come from files that nobody vouches for. In the card they are plain text: no
+Markdown or HTML, and so no fake mark of ours, can come from them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BEGIN = "<!-- dspark-convert begin: generated, write outside of it -->"
 END = "<!-- dspark-convert end -->"
 
 RELATION = "quantized"
-"""Of the four relations that the Hub knows, the one it files changes of format under."""
+"""Of the four relations that the Hub knows, the one for changes of format."""
 
 _SECTION = re.compile(rf"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -42,12 +42,12 @@ def update_card(
     *,
     vocabulary: str,
 ) -> str:
-    """``card`` with its generated section and front matter as they should be.
+    """``card`` with its generated section and front matter brought up to date.
 
     Args:
         card: the text so far; may be empty.
         manifest: of the conversion.
-        engines: what engines do with the result, under the name that it is published by.
+        engines: what engines do with the result, under the name by which it is published.
         report: of ``dspark-verify``; None: not verified.
         vocabulary: one line about the vocabulary.
 
@@ -60,10 +60,10 @@ def update_card(
         raise DraftError(
             Finding(
                 code="card-marks-damaged",
-                message="the marks of the generated section do not come as one pair",
+                message="the marks of the generated section are not one matching pair",
                 file="README.md",
                 expected=f"{BEGIN} ... {END}",
-                hint="remove the marks and what was generated between them",
+                hint="remove the marks and the generated text between them",
             )
         )
     lines = _section(manifest, engines, report, vocabulary)
@@ -86,7 +86,7 @@ def _front(manifest: ConversionManifest) -> dict[str, str | tuple[str, ...]]:
 
 
 def _published(source: SourceIdentity) -> bool:
-    """Whether a manifest names a commit of a repository, as nobody but us must have written it."""
+    """Whether a manifest names a commit of a repository; somebody else may have written it."""
     commit = source.revision is not None and _COMMIT.fullmatch(source.revision)
     return bool(commit) and is_repository_name(source.name)
 
@@ -120,7 +120,7 @@ def _section(
         ),
     )
     yield ""
-    yield "`dspark_conversion.json` says what became of every tensor and every config key."
+    yield "`dspark_conversion.json` says what happened to every tensor and every config key."
     yield ""
     yield "## Serving"
     yield ""
@@ -164,7 +164,7 @@ def _engine(engine: EngineReport) -> Iterator[str]:
 
 def _verification(report: VerifyReport | None) -> Iterator[str]:
     if report is None:
-        yield "The draft was checked statically; acceptance was not measured."
+        yield "The draft was checked statically; its acceptance was not measured."
         return
     settings = report.settings
     target = _code(report.target.name) if report.target else "no target"
@@ -186,7 +186,7 @@ def _acceptance(numbers: AcceptanceNumbers) -> Iterator[str]:
     interval = numbers.interval95
     bounds = "" if interval is None else f" (95 %: {interval[0]:.3f} to {interval[1]:.3f})"
     yield (
-        f"Accepted length, the bonus token included: **{_number(numbers.accepted_length)}**"
+        f"Accepted length, bonus token included: **{_number(numbers.accepted_length)}**"
         f"{bounds}, {numbers.method}."
     )
     yield ""
@@ -209,13 +209,13 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator
 
 
 def _text(value: object) -> str:
-    """``value`` in one line, shown as it is."""
+    """``value`` on one line, shown as it is."""
     plain = _one_line(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKUP.sub(r"\\\1", plain)
 
 
 def _code(value: object) -> str:
-    """``value`` in a code span: HTML, since a backtick or a bar would end one of Markdown."""
+    """``value`` in an HTML code span, since a backtick or a bar would end a Markdown one."""
     plain = _one_line(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return f"<code>{_MARKUP.sub(_entity, plain)}</code>"
 

@@ -1,8 +1,8 @@
-"""A repository as a folder, without its weights: small files and safetensors headers only.
+"""A repository as a folder without its weights: only small files and safetensors headers.
 
-The folder looks like a snapshot of the Hub cache, so that everything that reads a checkpoint reads
-it too. Weight files are sparse: as large as they claim to be, with the header and a few small
-tensors in place, fetched by range requests, and holes elsewhere. Whoever needs other bytes calls
+The folder looks like a snapshot in the Hub cache, so everything that reads a checkpoint can read
+it. Weight files are sparse: as large as they claim to be, with holes except for the header and a
+few small tensors, which are fetched by range requests. Whoever needs other bytes calls
 `Preview.fetch` first.
 """
 
@@ -30,7 +30,7 @@ from dspark_convert.hub.errors import TRANSPORT_ERROR, hub_refusals
 from dspark_convert.hub.guard import guarded_answers
 
 _FIRST_READ = 32 << 10
-"""Bytes of a weight file that are asked for first: the whole header of most drafts."""
+"""Bytes of a weight file that are requested first; they hold the whole header of most drafts."""
 
 _ATTEMPTS = 3
 _MAX_TABLE_BYTES = 64 << 20
@@ -39,14 +39,14 @@ _MAX_FILE_BYTES = 1 << 44
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """``folder`` stands for a repository; see the module."""
+    """A repository, seen as ``folder``; see the module."""
 
     repository: Repository
     folder: Path
     on_finding: OnFinding
 
     def fetch(self, names: Iterable[str], *, progress: bool = False) -> None:
-        """Put whole files, from the shared cache, in the place of sparse ones."""
+        """Replace sparse files with whole ones from the shared cache."""
         wanted = [name for name in names if name in self.repository.files]
         snapshot = download(self.repository, wanted, progress=progress, on_finding=self.on_finding)
         for name in wanted:
@@ -67,8 +67,8 @@ def preview(
 
     Args:
         repository: where to look.
-        documents: files to have whole, beside config and index; absent ones are passed over.
-        tensors: says by its stored name whether a (small) tensor is needed.
+        documents: files to fetch whole, besides config and index; missing ones are skipped.
+        tensors: tells from its stored name whether a (small) tensor is needed.
         on_finding: is called while the Hub has to be waited for, see `guarded_answers`.
 
     Raises:
@@ -96,7 +96,7 @@ def preview(
 
 
 def _outline(view: Preview, name: str, blob: Path, tensors: Callable[[str], bool]) -> None:
-    """A sparse file in the place of a file that is not fetched."""
+    """A sparse file in place of one that is not fetched."""
     file = view.repository.files[name]
     if not 0 <= file.size <= _MAX_FILE_BYTES:
         raise CheckpointError(
@@ -127,7 +127,7 @@ def _outline(view: Preview, name: str, blob: Path, tensors: Callable[[str], bool
 
 
 def _fill(view: Preview, name: str, blob: Path, tensors: Callable[[str], bool]) -> None:
-    """Write the header, and the tensors that are wanted, where they belong."""
+    """Write the header and the wanted tensors to where they belong."""
     size = view.repository.files[name].size
     begin = min(_FIRST_READ, size)
     first = _read_range(view, name, 0, begin)
@@ -138,7 +138,7 @@ def _fill(view: Preview, name: str, blob: Path, tensors: Callable[[str], bool]) 
     try:
         header = read_header(blob)
     except CheckpointError:
-        return  # the reader of the folder finds the same, and says it with everything else
+        return  # whoever reads the folder finds the same, and reports it with everything else
     for entry in header.entries:
         if tensors(entry.name) and 0 < entry.nbytes <= _MAX_TABLE_BYTES:
             start = header.data_begin + entry.begin
@@ -146,7 +146,7 @@ def _fill(view: Preview, name: str, blob: Path, tensors: Callable[[str], bool]) 
 
 
 def _read_range(view: Preview, name: str, begin: int, end: int) -> bytes:
-    """Bytes ``begin`` to ``end``, the latter not included, of a file of the repository."""
+    """Bytes ``begin`` to ``end`` (exclusive) of a file in the repository."""
     repository = view.repository
     if begin == end:
         return b""
@@ -158,7 +158,7 @@ def _read_range(view: Preview, name: str, begin: int, end: int) -> bytes:
             try:
                 return _request_range(repository, name, begin, end)
             except HfHubHTTPError:
-                raise  # an answer, which would be the same again
+                raise  # an answer, which would not change
             except TRANSPORT_ERROR:
                 continue
         return _request_range(repository, name, begin, end)
@@ -193,7 +193,7 @@ def _request_range(repository: Repository, name: str, begin: int, end: int) -> b
                 expected=f"bytes {begin} to {end - 1}",
                 found=f"{more}{min(len(data), end - begin)} bytes, status {response.status_code}, "
                 f"{kind[:80]}",
-                hint="run again; behind a proxy or mirror, ask for one that serves ranges",
+                hint="run again; behind a proxy or mirror, use one that serves ranges",
             )
         )
     return bytes(data)

@@ -1,4 +1,4 @@
-"""Whether a folder is a conversion that may be published: what its manifest says, and sound."""
+"""Whether a folder is a conversion fit to be published: as its manifest says, and sound."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CARD_FILE = "README.md"
 
 @dataclass(frozen=True)
 class Publishable:
-    """A conversion that was found as its manifest describes it.
+    """A conversion that matches its manifest.
 
-    ``files`` are those that the manifest names, and itself, without the model card; ``card`` is
-    the text of the folder's own model card, "" without one.
+    ``files`` are those that the manifest names, and the manifest itself, without the model card;
+    ``card`` is the text of the folder's own model card, "" without one.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ def examine_publishable(
 ) -> Publishable:
     """Check a folder against its manifest, run the static checks, and match the report to it.
 
-    The model card may have been edited: of all files it is the one that people write.
+    The model card may have been edited: it is the one file that people write.
 
     Raises:
         CheckpointError: ``manifest-missing``, ``manifest-file-missing``,
@@ -55,9 +55,10 @@ def examine_publishable(
         raise CheckpointError(
             Finding(
                 code="manifest-missing",
-                message="the folder is not the result of a conversion, or of another version's",
+                message="the folder is not the result of a conversion, or comes from another "
+                "version",
                 file=MANIFEST_FILE,
-                hint="publish what dspark-convert wrote; it leaves its manifest there",
+                hint="publish what dspark-convert wrote; it leaves a manifest there",
             )
         )
     findings = Findings()

@@ -1,4 +1,4 @@
-"""Publish a conversion on the Hub: everything is checked first, then there is one commit."""
+"""Publish a conversion on the Hub: everything is checked first, then sent in one commit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dspark_convert.schemas.push import PushReport
 from dspark_convert.schemas.report import VerifyReport
 
 Content: TypeAlias = "Path | bytes"
-"""What goes into a file: a local file as it is, or bytes."""
+"""The content of a file: a local file, or bytes."""
 
 
 _MAX_DISCUSSIONS = 1000
@@ -52,7 +52,7 @@ class _Session:
 
 @dataclass(frozen=True)
 class _Changes:
-    """What a commit must do for a repository to hold the wanted files."""
+    """What a commit must change for a repository to hold the wanted files."""
 
     added: Mapping[str, Content]
     deleted: tuple[str, ...]
@@ -76,9 +76,9 @@ def push_conversion(
     """Upload the files that a conversion's manifest names, with a model card, in one commit.
 
     A new repository is private unless ``public``; an existing one takes a pull request with
-    ``create_pr``, a commit with ``yes``, and loses weight files that are not of this conversion.
-    Where the Hub holds the same files already, nothing happens. After a failure the Hub is as it
-    was: a repository that was made here is removed again.
+    ``create_pr``, a commit with ``yes``, and weight files that are not from this conversion are
+    deleted. If the Hub already holds the same files, nothing happens. After a failure the Hub is as
+    it was: a repository that was created here is removed again.
 
     Raises:
         CheckpointError, DraftError: the folder is not fit to be published, see
@@ -107,7 +107,7 @@ def push_conversion(
             raise _refusal(
                 "no-repo-for-pr",
                 f"there is no repository {repository} to propose anything to",
-                "leave --create-pr away to make it, or check the name",
+                "omit --create-pr to create it, or check the name",
             )
         return _create(hub, repository, source, private=not public)
 
@@ -135,7 +135,7 @@ def _update(
     elif not yes:
         raise _refusal(
             "repo-exists",
-            f"{before.name} exists, and has other content",
+            f"{before.name} exists and has different content",
             "give --create-pr to propose the files, or --yes to commit them",
         )
     commit, page = _commit(hub, before, source, changes, create_pr=create_pr)
@@ -144,7 +144,7 @@ def _update(
 
 
 def _look(name: str) -> Repository | None:
-    """The repository as it is; None where there is none."""
+    """The repository as it is; None if there is none."""
     try:
         return ask_repository(name)
     except GatedRepoError:
@@ -171,7 +171,7 @@ def _changes(before: Repository, wanted: Mapping[str, Content]) -> _Changes:
         for name, content in wanted.items()
         if name not in before.files or not _same(content, before.files[name])
     }
-    # Another conversion's shards would be read as a part of this one.
+    # Another conversion's shards would be read as part of this one.
     weights = {n for n in before.files if n.endswith(".safetensors") or n == INDEX_FILE}
     return _Changes(
         added=added,
@@ -181,8 +181,8 @@ def _changes(before: Repository, wanted: Mapping[str, Content]) -> _Changes:
 
 
 def _same(content: Content, remote: RemoteFile) -> bool:
-    """Whether the Hub's file has the same bytes; a file of another size is not read."""
-    large = remote.sha256 is not None  # small files are known by their id in Git
+    """Whether the Hub's file has the same bytes; a file of a different size is not read."""
+    large = remote.sha256 is not None  # small files are identified by their Git id
     start, method = (b"", "sha256") if large else (b"blob %d\0" % remote.size, "sha1")
     known = remote.sha256 if large else remote.git_id
     if isinstance(content, bytes):
@@ -231,7 +231,7 @@ def _commit(
 def _proposed(
     hub: _Session, before: Repository, source: Publishable, wanted: Mapping[str, Content]
 ) -> tuple[str, str] | None:
-    """Commit and page of an open pull request of ours that has the same content."""
+    """Commit and page of an open pull request of ours with the same content."""
     with understood():
         listing = hub.client.get_repo_discussions(
             before.name, discussion_type="pull_request", discussion_status="open"
@@ -251,7 +251,7 @@ def _title(source: Publishable) -> str:
 
 @contextmanager
 def _new_repository(hub: _Session, name: str, *, private: bool) -> Iterator[Repository]:
-    """Make a repository, and remove it again unless the block ends well; a signal waits for it."""
+    """Create a repository, and remove it unless the block ends well; signals wait for that."""
     with SignalGuard() as guard:
         with understood():
             hub.client.create_repo(name, private=private)
@@ -282,7 +282,8 @@ def _remove_again(hub: _Session, name: str, made: Repository | None) -> Finding 
     except (*_REFUSALS, DSparkError):
         return Finding(
             code="repo-left-empty",
-            message=f"publishing failed, and {name}, which was made for it, could not be removed",
+            message=f"publishing failed, and {name}, which was created for it, could not be "
+            "removed",
             hint="delete it on its page, or push again with --yes",
         )
     return None

@@ -1,7 +1,7 @@
-"""SOURCE, ``--target`` and ``--verifier`` as folders, wherever they are: here, or on the Hub.
+"""SOURCE, ``--target`` and ``--verifier`` as folders, whether they are local or on the Hub.
 
-Of a repository only what the work at hand needs is fetched: headers to look at a draft or to plan,
-whole files to convert it, and of a target model the files that hold its embedding and head.
+Only what the work at hand needs is fetched from a repository: headers to look at a draft or to
+plan, whole files to convert it, and for a target model the files that hold its embedding and head.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dspark_convert.formats.tensors import (
 )
 from dspark_convert.hub.location import HUB_SCHEME, HubLocation, locate, shadowed
 
-if TYPE_CHECKING:  # the Hub's library is imported only where a repository is named
+if TYPE_CHECKING:  # the Hub's library is imported only if a repository is named
     from dspark_convert.hub.answers import Repository
     from dspark_convert.hub.preview import Preview
 
@@ -38,7 +38,7 @@ _MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
 
 @contextmanager
 def opened_headers(text: str, on_finding: OnFinding) -> Iterator[Path]:
-    """Yield the folder of a draft to look at; of its weights only headers and tables are there.
+    """Yield the folder of a draft to look at; only headers and tables of its weights are there.
 
     Raises:
         CheckpointError: the Hub refuses, see `hub_refusals`.
@@ -62,12 +62,12 @@ def opened_draft(
     on_finding: OnFinding,
     progress: bool,
 ) -> Iterator[Path]:
-    """Yield the folder of a draft to convert; a draft that is refused costs its headers only.
+    """Yield the folder of a draft to convert; a refused draft costs only its headers.
 
     Args:
         text: as `locate` reads it.
         overrides: what the user knows better than the source.
-        whole: fetch the weights; else headers and tables are enough.
+        whole: fetch the weights; otherwise only headers and tables.
         compared: embedding and head will be compared with a target's.
         on_finding: see `OnFinding`.
         progress: show what is being fetched, on a terminal.
@@ -96,9 +96,9 @@ def opened_draft(
 def opened_target(
     text: str | None, *, whole: bool, on_finding: OnFinding, progress: bool
 ) -> Iterator[str]:
-    """Yield the folder of a target model, as a text; "" for None.
+    """Yield the folder of a target model, as a string; "" for None.
 
-    With ``whole`` the files that hold its embedding and head are fetched, else headers only.
+    With ``whole`` the files that hold its embedding and head are fetched, otherwise only headers.
 
     Raises:
         CheckpointError, DraftError: the target, or the Hub's answer, is refused.
@@ -144,9 +144,9 @@ def _located(text: str, on_finding: OnFinding) -> Path | HubLocation:
         findings = Findings()
         findings.note(
             "local-folder-used",
-            "a local folder of this name exists, and is read",
+            "a local folder of this name exists and is read",
             found=text,
-            hint=f"write {HUB_SCHEME}{text} for the repository on the Hub",
+            hint=f"write {HUB_SCHEME}{text} to read the repository on the Hub",
         )
         on_finding(findings)
     return locate(text)

@@ -286,7 +286,7 @@ def test_pause_that_the_hub_asks_for_is_said(
     hub.fail(Fault("GET", WEIGHTS, 429, asked))
     outcome = cli("inspect", NAME, env={"COLUMNS": "200"})
     assert outcome.code == 0, outcome
-    said = f"status 429, to be asked again in {MAX_WAIT_SECONDS} s"
+    said = f"status 429, which asks to wait {MAX_WAIT_SECONDS} s"
     assert "note hub-wait: the Hub asks for a pause" in outcome.err
     assert said in outcome.err
 

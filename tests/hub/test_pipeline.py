@@ -102,7 +102,7 @@ def test_from_download_to_published_repository(
     assert "base_model: tiny/draft\n" in text
     assert source.refs["main"] in text
     assert "**pass**" in text
-    assert "Accepted length, the bonus token included: **" in text
+    assert "Accepted length, bonus token included: **" in text
     assert repo.tree["model.safetensors"] == (tmp_path / "dense/model.safetensors").read_bytes()
     assert cli("inspect", "tiny/draft-dense").code == 0
 

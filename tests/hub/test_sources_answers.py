@@ -67,7 +67,7 @@ def test_rate_limit_of_a_download_is_told(hub: HubServer, repo: Repo, cli: Cli) 
     hub.fail(Fault("GET", WEIGHTS, 429, {"Retry-After": "3"}), times=99)
     outcome = cli("inspect", NAME, "--json")
     assert outcome.codes == ["rate-limited"]
-    assert "again in 3 s" in outcome.json["findings"][0]["found"]
+    assert "asks to wait 3 s" in outcome.json["findings"][0]["found"]
 
 
 def test_rate_limit_that_passes_is_waited_for(hub: HubServer, repo: Repo, cli: Cli) -> None:

@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from dspark_convert.diagnosis.hypotheses import HYPOTHESES
 from dspark_convert.errors import DraftError
 from dspark_convert.reports.text import number
 from dspark_convert.runtime.draft import DraftModel
-from dspark_convert.schemas.diagnosis import Diagnosis, ReadingId
+from dspark_convert.schemas.diagnosis import READING_IDS, Diagnosis, ReadingId
 from dspark_convert.traces.trace import Trace
 from tests.conftest import mostly_slow
 from tests.runtime.helpers import GOLDEN
@@ -153,9 +153,9 @@ SUBTLE = {"layer-ids-minus-1", "layer-ids-plus-1", "last-layer-normed"}
 
 
 def test_every_reading_has_a_fault() -> None:
-    named = {hypothesis.id for hypothesis in HYPOTHESES}
-    assert named == set(get_args(ReadingId))
-    assert named == {"as-declared", *FAULTS, *IN_RUNTIME}
+    named = [hypothesis.id for hypothesis in HYPOTHESES]
+    assert tuple(named) == READING_IDS, "schemas/diagnosis.py: READING_IDS"
+    assert {*named} == {"as-declared", *FAULTS, *IN_RUNTIME}
 
 
 @pytest.fixture(scope="module")

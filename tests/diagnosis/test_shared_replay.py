@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from dspark_convert.runtime.attention import ContextKV
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.runtime.replay_steps import ReplaySteps
-from dspark_convert.schemas.diagnosis import ReadingId
+from dspark_convert.schemas.diagnosis import READING_IDS, ReadingId
 from dspark_convert.traces.trace import TraceSequence
 from tests.replay.test_replay import complete, record
 from tests.runtime.helpers import (
@@ -210,7 +210,7 @@ def test_every_reading_moves_the_scores(case: str) -> None:
 
 def test_every_hypothesis_is_among_the_cases() -> None:
     names = {name for case in CASES for name in list_readings(find(case))[0]}
-    assert names == set(get_args(ReadingId))
+    assert names == set(READING_IDS)
 
 
 def test_what_is_shared() -> None:

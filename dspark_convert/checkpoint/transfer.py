@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from dspark_convert.checkpoint.files import read_range
+from dspark_convert.checkpoint.files import open_regular, read_range
+from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.errors import CheckpointError, Finding
 
 _KERNEL_CHUNK = 64 << 20  # short enough for progress and signals between two calls
@@ -53,6 +54,24 @@ def ranges_equal(
         if len(data) < size or data != read_range(second, second_offset + start, size):
             return False
     return True
+
+
+def same_tensor(first: StoredTensor, second: StoredTensor, *, common_rows: bool = False) -> bool:
+    """Whether two stored tensors are equal in dtype, shape and bytes.
+
+    With ``common_rows`` they may differ in their number of rows: those that both have are compared,
+    as where an embedding is padded.
+    """
+    if first.dtype != second.dtype or first.shape[1:] != second.shape[1:]:
+        return False
+    if first.shape != second.shape and not common_rows:
+        return False
+    length = min(first.nbytes, second.nbytes)
+    with (
+        open_regular(first.path, file=first.file) as one,
+        open_regular(second.path, file=second.file) as other,
+    ):
+        return ranges_equal(one, first.offset, other, second.offset, length, whole=True)
 
 
 def write_at(target: int, offset: int, data: bytes) -> None:

@@ -26,7 +26,13 @@ from dspark_convert.conversion.keys import ConvertedKeys
 from dspark_convert.conversion.weights import Piece
 from dspark_convert.errors import DraftError, Finding
 from dspark_convert.formats.read import DraftSource
-from dspark_convert.formats.tensors import LM_HEAD, VOCABULARY_TABLE
+from dspark_convert.formats.tensors import (
+    CONFIDENCE_WEIGHT,
+    LM_HEAD,
+    MARKOV_W1,
+    MARKOV_W2,
+    VOCABULARY_TABLE,
+)
 from dspark_convert.schemas.draft import DraftConfig
 
 ABSENT = -30000.0
@@ -36,7 +42,6 @@ can hold it, half of it, and its sum with any other logit."""
 SATURATED = 30.0
 """tanh of it is 1 in every dtype."""
 
-W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 _REASON = "--expand-vocab"
 _CHANGED_KEYS = ("draft_vocab_size", "markov_rank", "markov_head_type")
 
@@ -125,9 +130,9 @@ class _Shapes:
         states = _inserted(2 * rank + hidden, rank, 2 * rank)
         wide = _inserted(hidden + rank, hidden + rank)
         return makers | {
-            W1: lambda t: _matrix(t, _plain(config.vocab_size), tail, present=1.0),
-            W2: lambda t: _matrix(t, self.draft_rows, tail, absent=ABSENT),
-            "confidence_head.proj.weight": lambda t: _matrix(
+            MARKOV_W1: lambda t: _matrix(t, _plain(config.vocab_size), tail, present=1.0),
+            MARKOV_W2: lambda t: _matrix(t, self.draft_rows, tail, absent=ABSENT),
+            CONFIDENCE_WEIGHT: lambda t: _matrix(
                 t, _plain(1), wide if config.confidence_head_with_markov else _plain(hidden)
             ),
             "markov_head.gate_proj.weight": lambda t: _matrix(t, tail, wide),
@@ -151,7 +156,7 @@ class _Shapes:
             values = raw_values([0.0], dtype), raw_values([ABSENT], dtype)
             return Assembled(dtype, None, self.draft_rows, new, *values)
 
-        return [(W1, first), (W2, second)]
+        return [(MARKOV_W1, first), (MARKOV_W2, second)]
 
 
 def _plain(count: int) -> Index:
@@ -206,8 +211,8 @@ def _added(name: str, content: Assembled, beside: Piece) -> Piece:
 def _reason(name: str) -> str:
     if name == LM_HEAD:
         return f"{_REASON}: rows at their target ids, zeros elsewhere"
-    if name == W1:
+    if name == MARKOV_W1:
         return f"{_REASON}: a new column of ones"
-    if name == W2:
+    if name == MARKOV_W2:
         return f"{_REASON}: rows at their target ids, a new column that silences absent tokens"
     return f"{_REASON}: room for the new column of the Markov head"

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspark_convert.conversion.keys import LEFT_OUT
+from dspark_convert.conversion.left_out import LEFT_OUT
 from dspark_convert.conversion.manifest import MANIFEST_FILE, read_manifest
 from dspark_convert.errors import DraftError, Findings
-from dspark_convert.formats.dialects import DIALECTS
-from dspark_convert.formats.overrides import assign_over_null
-from dspark_convert.formats.rules import Dialect, Document, KeyPath, holds, lookup
+from dspark_convert.formats.dialects import DIALECTS, Dialect
+from dspark_convert.formats.overrides import apply_overrides, assign_over_null
+from dspark_convert.formats.read import DraftSource
+from dspark_convert.formats.rules import Document, KeyPath, holds, lookup, remove, walk_keys
 from dspark_convert.formats.tensors import canonical_name
 from dspark_convert.schemas.plan import (
     EarlierConversion,
@@ -79,6 +80,21 @@ def raise_errors(findings: Findings) -> None:
         raise DraftError(*errors, *(note for note in findings if note.code == UNUSABLE))
 
 
+def origin_in(
+    dialect: Dialect, source: DraftSource, history: Iterable[EarlierConversion]
+) -> Origin | None:
+    """What a draft was in ``dialect``; a draft that is of it now says so itself."""
+    if source.dialect.name != dialect.name:
+        return find_origin(history, source.document, source.dialect, dialect)
+    dialect = source.dialect
+    overruled = apply_overrides(source.document, dialect, source.overrides)
+    keys = [path for path, _ in walk_keys(source.document, dialect.containers)]
+    for path in keys:
+        if path[-1] in LEFT_OUT or path in dialect.foreign_keys:
+            remove(overruled, path)
+    return Origin(overruled, {path: path for path in keys}, frozenset(), frozenset())
+
+
 def find_origin(
     history: Iterable[EarlierConversion], document: Document, dialect: Dialect, wanted: Dialect
 ) -> Origin | None:
@@ -105,7 +121,7 @@ def find_origin(
             if step.action == "filled" and step.name
         }
         dialect = before
-        if dialect is wanted:
+        if dialect.name == wanted.name:
             return Origin(document, homes, frozenset(added), frozenset(filled))
     return None
 

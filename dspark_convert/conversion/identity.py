@@ -5,7 +5,7 @@ from __future__ import annotations
 from dspark_convert.checkpoint.files import hash_range, open_regular
 from dspark_convert.checkpoint.folder import Checkpoint, WeightFile
 from dspark_convert.checkpoint.names import repository_of, shown_name
-from dspark_convert.conversion.keys import without_local_paths
+from dspark_convert.conversion.left_out import without_local_paths
 from dspark_convert.schemas.plan import SourceFile, SourceIdentity
 
 

@@ -10,12 +10,12 @@ from dspark_convert.checkpoint.names import display_name
 from dspark_convert.conversion.speculators_weights import warn_overwritten
 from dspark_convert.engines import EngineView, engine_notes
 from dspark_convert.errors import Findings
-from dspark_convert.formats.deepseek_v4 import holds_stages, read_bundled
+from dspark_convert.formats.bundled import holds_stages, read_bundled
+from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, Examination, examine
 from dspark_convert.formats.tensors import (
     EMBEDDING,
-    FLOATS,
     LM_HEAD,
     VOCABULARY_TABLE,
     canonical_name,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dspark_convert.conversion.left_out import LEFT_OUT, NOT_RECORDED, without_local_paths
+from dspark_convert.conversion.rendering import Rendering
 from dspark_convert.errors import Findings
 from dspark_convert.formats.detect import CONFIG
-from dspark_convert.formats.dialects import DENSE
+from dspark_convert.formats.dialects import Dialect
 from dspark_convert.formats.overrides import overridden_paths
-from dspark_convert.formats.parse import render_dense
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.rules import (
-    Dialect,
     Document,
     KeyPath,
     assign,
@@ -24,56 +23,7 @@ from dspark_convert.formats.rules import (
     lookup,
     walk_keys,
 )
-from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.plan import KeyAction, KeyStep
-
-LEFT_OUT: Mapping[str, str] = {
-    "auto_map": "points at code, and code is not carried",
-    "_name_or_path": "a path on the machine that saved the source",
-}
-_NOT_RECORDED = frozenset({"_name_or_path"})
-
-_ADDED_TO_DENSE: Mapping[str, str] = {
-    "architectures": "the class that dense loaders look up",
-    "model_type": "SGLang and vLLM need it to load a dense config",
-    "tie_word_embeddings": "draft embedding and head are separate tensors",
-    "sample_from_anchor": "the layout, explicit: readers disagree about its absence",
-    "dspark_bonus_anchor": "the layout, in the other spelling",
-    "eagle_aux_hidden_state_layer_ids": "target_layer_ids + 1, the spelling that vLLM reads first",
-    "target_layer_ids": "the spelling of dense readers",
-    "rope_theta": "for readers that do not know rope_parameters",
-    "rope_parameters": "for readers that do not know rope_theta",
-    "torch_dtype": "for readers that do not know dtype",
-    "dtype": "for readers that do not know torch_dtype",
-    "num_anchors": "only training uses it, but DeepSpec's loader asks for it",
-    "sliding_window": "no layer slides",
-}
-
-_ABSOLUTE_PATH = re.compile(r"(file:|/|~|[a-z]:[\\/]|\\\\).*", re.DOTALL | re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Rendering:
-    """A draft's config in the result's dialect, before other keys of the source are carried in."""
-
-    dialect: Dialect
-    document: Document
-    added: Mapping[str, str]
-    """Why a key is there that the source lacks; by dotted name."""
-    homes: Mapping[KeyPath, KeyPath] = field(default_factory=dict)
-    """Where an earlier conversion took keys of the source from, which go back there."""
-    needless: Mapping[str, str] = field(default_factory=dict)
-    """Fields, and carried keys by dotted name, that the result leaves out, and why."""
-
-    @property
-    def keys(self) -> frozenset[KeyPath]:
-        """Every key of the document."""
-        return frozenset(path for path, _ in walk_keys(self.document, self.dialect.containers))
-
-    def reads(self, path: KeyPath) -> bool:
-        """Whether a reader of the dialect gives this key a meaning."""
-        places = [place.path for rule in self.dialect.rules for place in rule.places]
-        return any(path in (place[:1], self.dialect.key_of(place)) for place in places)
 
 
 @dataclass
@@ -85,11 +35,6 @@ class ConvertedKeys:
     rendered: frozenset[KeyPath]
     steps: list[KeyStep] = field(default_factory=list)
     source_config: Document = field(default_factory=dict)
-
-
-def dense_rendering(config: DraftConfig) -> Rendering:
-    """The dense form of a draft."""
-    return Rendering(DENSE, render_dense(config), _ADDED_TO_DENSE)
 
 
 def convert_keys(source: DraftSource, rendering: Rendering, findings: Findings) -> ConvertedKeys:
@@ -113,17 +58,6 @@ def convert_keys(source: DraftSource, rendering: Rendering, findings: Findings) 
             _account_other(result, path, value, source, findings)
     _account_added(result, source)
     return result
-
-
-def without_local_paths(value: Any) -> Any:
-    """Reduce absolute paths to their last component: a manifest names nobody's folders."""
-    if isinstance(value, dict):
-        return {key: without_local_paths(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_local_paths(item) for item in value]
-    if isinstance(value, str) and _ABSOLUTE_PATH.fullmatch(value):
-        return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
-    return value
 
 
 def _decoder_first(source: DraftSource, rendering: Rendering) -> list[tuple[KeyPath, Any]]:
@@ -175,7 +109,7 @@ def _account(
 ) -> None:
     named = tuple(dotted(name) for name in names)
     result.steps.append(KeyStep(action=action, source=dotted(path), names=named, reason=reason))
-    if action not in ("copied", "moved") and path[-1] not in _NOT_RECORDED:
+    if action not in ("copied", "moved") and path[-1] not in NOT_RECORDED:
         assign(result.source_config, path, without_local_paths(value))
 
 
@@ -240,7 +174,7 @@ def _account_other(
     result: ConvertedKeys, path: KeyPath, value: Any, source: DraftSource, findings: Findings
 ) -> None:
     rendering, dialect = result.rendering, result.rendering.dialect
-    own_reason = source.dialect.own_keys.get(path) if source.dialect is not dialect else None
+    own_reason = source.dialect.own_keys.get(path) if source.dialect.name != dialect.name else None
     destination = _destination(path, source, rendering)
     action: KeyAction = "copied" if destination == path else "moved"
     existing = lookup(result.document, destination)

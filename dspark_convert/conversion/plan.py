@@ -11,22 +11,24 @@ from dspark_convert.checkpoint.folder import WeightFile
 from dspark_convert.checkpoint.names import shown_name
 from dspark_convert.checkpoint.side_files import SideFile, side_files
 from dspark_convert.conversion.expand import expand_pieces, expanded_config, explain_keys
-from dspark_convert.conversion.history import changed_tensors, raise_errors, read_history
-from dspark_convert.conversion.identity import identify
-from dspark_convert.conversion.keys import ConvertedKeys, convert_keys, dense_rendering
-from dspark_convert.conversion.manifest import MANIFEST_FILE
-from dspark_convert.conversion.speculators import (
-    find_speculators_origin,
-    find_verifier,
-    speculators_rendering,
-    validate_expressible,
+from dspark_convert.conversion.history import (
+    changed_tensors,
+    origin_in,
+    raise_errors,
+    read_history,
 )
+from dspark_convert.conversion.identity import identify
+from dspark_convert.conversion.keys import ConvertedKeys, convert_keys
+from dspark_convert.conversion.manifest import MANIFEST_FILE
+from dspark_convert.conversion.rendering import plain_rendering
+from dspark_convert.conversion.speculators import speculators_rendering, validate_expressible
 from dspark_convert.conversion.speculators_weights import leave_out_verifiers, speculators_pieces
 from dspark_convert.conversion.spelling import (
     spell_keys,
     spell_pieces,
     validate_for,
 )
+from dspark_convert.conversion.verifier import find_verifier
 from dspark_convert.conversion.weights import (
     NOTHING_LEFT_OUT,
     OutputWeights,
@@ -37,6 +39,7 @@ from dspark_convert.conversion.weights import (
 )
 from dspark_convert.engines import REFERENCE, EngineView, engine_notes, find_engine
 from dspark_convert.errors import DraftError, Findings
+from dspark_convert.formats.dialects import DENSE, SPECULATORS
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, read_draft_with_notes
 from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
@@ -86,7 +89,7 @@ def plan_to_dense(
     config = _paired(source, weights, findings)
     if expand_vocabulary:
         config = expanded_config(config)
-    keys = convert_keys(source, dense_rendering(config), findings)
+    keys = convert_keys(source, plain_rendering(config, DENSE), findings)
     pieces = plan_pieces(source, weights, findings)
     if expand_vocabulary:
         pieces = expand_pieces(source, pieces)
@@ -136,7 +139,7 @@ def plan_to_speculators(
     """
     source, findings = read_draft_with_notes(folder, overrides=overrides)
     history = read_history(folder, identify(source.checkpoint), findings)
-    origin = find_speculators_origin(source, history)
+    origin = origin_in(SPECULATORS, source, history)
     model = find_verifier(verifier, origin, findings)
     if model.weights is not None:
         _validate_pair(source, model.weights, findings)

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from dspark_convert.checkpoint.files import open_regular
 from dspark_convert.checkpoint.folder import StoredTensor, read_bytes
-from dspark_convert.checkpoint.transfer import ranges_equal
+from dspark_convert.checkpoint.transfer import same_tensor
 from dspark_convert.conversion.weights import Piece, stored_piece
 from dspark_convert.errors import Findings
-from dspark_convert.formats.dialects import SPECULATORS
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.target import TargetWeights
 from dspark_convert.formats.tensors import (
+    CONFIDENCE_BIAS,
+    CONFIDENCE_WEIGHT,
     STORED_TABLE,
     VOCABULARY_MASK,
     VOCABULARY_TABLE,
@@ -30,8 +30,6 @@ from dspark_convert.formats.vocabulary import MAX_TABLE_BYTES, VocabularyTable
 LeftOut = dict[str, str]
 """Canonical names of the source's tensors that the result does not store, and why."""
 
-_CONFIDENCE_WEIGHT = "confidence_head.proj.weight"
-_CONFIDENCE_BIAS = "confidence_head.proj.bias"
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -75,7 +73,7 @@ def leave_out_verifiers(
         stored = source.tensors.get(name)
         if stored is None:
             continue
-        equal = None if target is None else _same_tensor(stored, target.supply(name))
+        equal = None if target is None else same_tensor(stored, target.supply(name))
         if keep:
             _warn_overwritten(stored, equal, findings)
         elif equal:
@@ -88,22 +86,11 @@ def leave_out_verifiers(
     return left_out
 
 
-def _same_tensor(own: StoredTensor, theirs: StoredTensor) -> bool:
-    if (own.dtype, own.shape) != (theirs.dtype, theirs.shape):
-        return False
-    with (
-        open_regular(own.path, file=own.file) as first,
-        open_regular(theirs.path, file=theirs.file) as second,
-    ):
-        return ranges_equal(first, own.offset, second, theirs.offset, own.nbytes, whole=True)
-
-
 def warn_overwritten(source: DraftSource, findings: Findings) -> None:
-    """Warn about what a speculators draft stores but speculators reads from the verifier."""
-    if source.dialect is SPECULATORS:
-        for name in verifiers_tensors(source.config):
-            if name in source.tensors:
-                _warn_overwritten(source.tensors[name], None, findings)
+    """Warn about what a draft stores but its dialect's own library reads from the verifier."""
+    for name in source.dialect.verifiers(source.config):
+        if name in source.tensors:
+            _warn_overwritten(source.tensors[name], None, findings)
 
 
 def _warn_assumed(stored: StoredTensor, findings: Findings) -> None:
@@ -182,12 +169,12 @@ def _mask_piece(source: DraftSource, content: bytes, table: Piece) -> Piece:
 
 
 def _zero_bias(source: DraftSource) -> list[Piece]:
-    weight = source.tensors.get(_CONFIDENCE_WEIGHT)
-    if weight is None or _CONFIDENCE_BIAS in source.tensors:
+    weight = source.tensors.get(CONFIDENCE_WEIGHT)
+    if weight is None or CONFIDENCE_BIAS in source.tensors:
         return []
     return [
         Piece(
-            name=_CONFIDENCE_BIAS,
+            name=CONFIDENCE_BIAS,
             dtype=weight.dtype,
             shape=(1,),
             content=bytes(_ITEM_BYTES[weight.dtype]),

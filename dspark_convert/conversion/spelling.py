@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dspark_convert.checkpoint.files import open_regular
 from dspark_convert.checkpoint.folder import StoredTensor
-from dspark_convert.checkpoint.transfer import ranges_equal
+from dspark_convert.checkpoint.transfer import same_tensor
 from dspark_convert.conversion.keys import ConvertedKeys
 from dspark_convert.conversion.weights import Piece
 from dspark_convert.engines import Engine, EngineView, engines_keeping, notes_of
@@ -133,13 +132,4 @@ def _validate_ignored(
 def _same_rows(piece: Piece, theirs: StoredTensor) -> bool:
     """Whether a draft's tensor [rows, H] is bit-equal to the target's; padding rows may differ."""
     own = piece.content
-    if not isinstance(own, StoredTensor) or own.dtype != theirs.dtype:
-        return False
-    if own.shape[1:] != theirs.shape[1:]:
-        return False
-    length = min(own.nbytes, theirs.nbytes)
-    with (
-        open_regular(own.path, file=own.file) as first,
-        open_regular(theirs.path, file=theirs.file) as second,
-    ):
-        return ranges_equal(first, own.offset, second, theirs.offset, length, whole=True)
+    return isinstance(own, StoredTensor) and same_tensor(own, theirs, common_rows=True)

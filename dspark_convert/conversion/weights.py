@@ -9,12 +9,12 @@ from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.header import TensorEntry, layout_entries, render_header
 from dspark_convert.conversion.assembled import Assembled
 from dspark_convert.errors import Findings
+from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.target import TargetWeights
 from dspark_convert.formats.tensors import (
     DROPPED,
     EMBEDDING,
-    FLOATS,
     LM_HEAD,
     VOCABULARY_TABLE,
     expected_tensors,

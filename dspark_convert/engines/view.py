@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dspark_convert.formats.rules import Dialect, lookup
+from dspark_convert.formats.dialects import Dialect
+from dspark_convert.formats.rules import lookup
 from dspark_convert.schemas.draft import DraftConfig, Layout
 
 

@@ -6,10 +6,14 @@ import json
 
 from dspark_convert.engines.base import TARGET, Claim, Engine, KeySpelling, Spelling
 from dspark_convert.formats.rules import lookup
-from dspark_convert.formats.tensors import LM_HEAD, STORED_TABLE, VOCABULARY_TABLE
+from dspark_convert.formats.tensors import (
+    CONFIDENCE_BIAS,
+    CONFIDENCE_WEIGHT,
+    LM_HEAD,
+    STORED_TABLE,
+    VOCABULARY_TABLE,
+)
 
-CONFIDENCE_WEIGHT = "confidence_head.proj.weight"
-CONFIDENCE_BIAS = "confidence_head.proj.bias"
 _FOR_VLLM = "convert it with to-dense --for vllm"
 _ARCHITECTURES = frozenset({"Qwen3DSparkModel", "DSparkDraftModel"})
 

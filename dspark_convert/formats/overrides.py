@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import PositiveFloat, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from dspark_convert.checkpoint.jsonfile import parse_json
 from dspark_convert.errors import CheckpointError, Finding, UsageError
+from dspark_convert.formats.decoders import DECODERS
+from dspark_convert.formats.dialects import Dialect
 from dspark_convert.formats.rules import (
-    Dialect,
     Document,
     KeyPath,
     assign,
@@ -25,7 +27,7 @@ from dspark_convert.formats.vocabulary import TableMeaning
 from dspark_convert.schemas.draft import DraftConfig, Layout
 
 _JOINED_FIELDS: Mapping[str, Any] = {"rope_theta": PositiveFloat, "rope_scaling": dict[str, Any]}
-_NOT_SETTABLE = {"layout", "rope_parameters"}
+_NOT_SETTABLE = {"layout", "rope_parameters", "decoder", "decoder_parameters"}
 
 
 @dataclass(frozen=True)
@@ -83,18 +85,23 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
 
 def settable_fields() -> list[str]:
     """The keys that ``--set`` takes."""
-    return sorted({*DraftConfig.model_fields, *_JOINED_FIELDS} - _NOT_SETTABLE)
+    return sorted({*DraftConfig.model_fields, *_JOINED_FIELDS, *_body_fields()} - _NOT_SETTABLE)
 
 
 def apply_overrides(document: Document, dialect: Dialect, overrides: Overrides) -> Document:
-    """A copy of ``document`` in which every override stands alone in its first place."""
+    """A copy of ``document`` in which every override stands alone in its first place.
+
+    Raises:
+        UsageError: ``bad-setting``: a field that only drafts with another body have.
+    """
     edited = copy.deepcopy(document)
     fields = dict(overrides.fields)
     if overrides.layout is not None:
         fields["sample_from_anchor"] = overrides.layout is Layout.ANCHOR_FIRST
     for name, value in fields.items():
         rule = dialect.rule(name)
-        assert rule is not None, f"no rule for {name}"
+        if rule is None:
+            raise _bad_setting(name, f"a field of a draft whose decoder is {dialect.body.title}")
         first, *others = rule.places
         for place in others:
             _remove_part(edited, place.path, name)
@@ -158,8 +165,14 @@ def _parse_value(key: str, text: str, pair: str) -> Any:
 def _field_type(key: str) -> Any:
     if key in _JOINED_FIELDS:
         return _JOINED_FIELDS[key]
-    info = DraftConfig.model_fields[key]
+    info = {**_body_fields(), **DraftConfig.model_fields}[key]
     return Annotated[info.annotation, info]
+
+
+def _body_fields() -> dict[str, FieldInfo]:
+    """The fields that only drafts with one body have."""
+    parameters = [decoder.parameters.model_fields for decoder in DECODERS.values()]
+    return {name: info for fields in parameters for name, info in fields.items()}
 
 
 def _bad_setting(pair: str, expected: str) -> UsageError:

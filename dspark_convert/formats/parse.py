@@ -17,18 +17,19 @@ from pydantic import ValidationError
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.errors import Findings
 from dspark_convert.formats.detect import CONFIG
-from dspark_convert.formats.dialects import DEEPSPEC_NUM_ANCHORS, DENSE, SPECULATORS
+from dspark_convert.formats.dialects import Dialect
 from dspark_convert.formats.rules import (
     UNKNOWN,
-    Dialect,
     Document,
     FieldValue,
     assign,
     dotted,
+    holds,
     lookup,
     read_field,
     write_fields,
 )
+from dspark_convert.formats.tensors import CONFIDENCE_WEIGHT, MARKOV_W1
 from dspark_convert.schemas.draft import MAX_LAYERS, DraftConfig, Layout
 
 DTYPE_NAMES: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -71,16 +72,18 @@ def parse_config(
     readings = {rule.field: read_field(rule, document, CONFIG, findings) for rule in dialect.rules}
     values: dict[str, Any] = {name: reading.value for name, reading in readings.items()}
     layout_value, layout_evidence = _layout(values, document, dialect, findings, layout)
-    _fill_from_tensors(values, tensors, findings)
+    _fill_from_tensors(values, dialect.body.fc, tensors, findings)
     _join_decoder(values, findings)
     if values["draft_vocab_size"] is None:
         values["draft_vocab_size"] = values["vocab_size"]
     if layout_value is None or any(value is UNKNOWN for value in values.values()):
         return None
-    values["layout"] = layout_value
+    values |= {"layout": layout_value, "decoder": dialect.body.name}
     known = {name: values[name] for name in DraftConfig.model_fields if name in values}
+    parameters = dialect.body.parameters
     try:
-        config = DraftConfig(**known)
+        own = parameters(**{name: values[name] for name in parameters.model_fields})
+        config = DraftConfig(**known, decoder_parameters=own.model_dump(mode="json"))
     except ValidationError as error:
         _report_invalid(error, dialect, findings)
         return None
@@ -90,6 +93,7 @@ def parse_config(
 def split_config(config: DraftConfig) -> dict[str, Any]:
     """The fields of ``config`` as the rules spell them; the inverse of the joins above."""
     values = config.model_dump(mode="json")
+    values |= values.pop("decoder_parameters")
     rope = values.pop("rope_parameters")
     values["rope_theta"] = rope.pop("rope_theta")
     values["rope_scaling"] = rope
@@ -105,24 +109,20 @@ def split_config(config: DraftConfig) -> dict[str, Any]:
 def render(config: DraftConfig, dialect: Dialect) -> Document:
     """``config.json`` of a dialect, as far as ``DraftConfig`` determines it.
 
-    ``draft_vocab_size`` appears where it differs from ``vocab_size``, and in speculators always,
-    whose default is another number. The source of each key: FORMATS, sections 1 and 5.
+    ``draft_vocab_size`` appears where it differs from ``vocab_size``, and where the dialect always
+    writes it. The source of each key: FORMATS, sections 1 and 5.
     """
+    dialect = dialect.of(config)
     document: Document = {}
     for path, value in dialect.constants.items():
         assign(document, path, copy.copy(value))
     values = split_config(config)
-    if dialect is SPECULATORS:
-        values["draft_vocab_size"] = config.draft_vocab_size
+    values |= {name: getattr(config, name) for name in dialect.always_written}
+    values |= {name: value for name, value in dialect.supplied.items() if values[name] is None}
     write_fields(dialect.rules, values, document)
-    return document
-
-
-def render_dense(config: DraftConfig) -> Document:
-    """The dense form, with ``num_anchors`` (DeepSpec's loader asks for it; 512 when not known)."""
-    anchors = config.num_anchors or DEEPSPEC_NUM_ANCHORS
-    document = render(config.model_copy(update={"num_anchors": anchors}), DENSE)
-    document.setdefault("sliding_window", None)
+    for path in dialect.nulls:
+        if not holds(document, path):
+            assign(document, path, None)
     return document
 
 
@@ -133,8 +133,8 @@ def heads_in(
 
     A tensor that is stored transposed says the same; its shape is judged elsewhere.
     """
-    w1 = tensors.get("markov_head.markov_w1.weight")
-    confidence = tensors.get("confidence_head.proj.weight")
+    w1 = tensors.get(MARKOV_W1)
+    confidence = tensors.get(CONFIDENCE_WEIGHT)
     kind = "vanilla"
     if any(name.startswith("markov_head.gate_proj.") for name in tensors):
         kind = "gated"
@@ -158,11 +158,11 @@ def _rank(shape: tuple[int, ...], vocab_size: object) -> int:
 
 
 def _fill_from_tensors(
-    values: dict[str, Any], tensors: Mapping[str, StoredTensor], findings: Findings
+    values: dict[str, Any], fc: str, tensors: Mapping[str, StoredTensor], findings: Findings
 ) -> None:
     """Heads and dtype that the config is silent about: the tensors are the evidence."""
     stored = heads_in(tensors, values["hidden_size"], values["vocab_size"])
-    backbone = tensors.get("fc.weight")
+    backbone = tensors.get(fc)
     stored["dtype"] = DTYPE_NAMES.get(backbone.dtype if backbone else "", "bfloat16")
     for name in (*_HEAD_FIELDS, "dtype"):
         if values[name] is None:

@@ -17,16 +17,17 @@ from dspark_convert.checkpoint.folder import (
 from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.errors import CheckpointError, DraftError, DSparkError, Findings
 from dspark_convert.formats.detect import CONFIG, Detection, detect
-from dspark_convert.formats.dialects import LAYER_IDS, PLAIN_LAYER_IDS, SPECULATORS
+from dspark_convert.formats.dialects import Dialect
+from dspark_convert.formats.dialects.shared import LAYER_IDS, PLAIN_LAYER_IDS
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides, apply_overrides
 from dspark_convert.formats.parse import ParsedConfig, parse_config
-from dspark_convert.formats.rules import Dialect, Document, Place
+from dspark_convert.formats.quantisation import refuse_quantised
+from dspark_convert.formats.rules import Document, Place
 from dspark_convert.formats.tensors import NamedTensors, name_tensors
 from dspark_convert.formats.validate_config import validate_config
 from dspark_convert.formats.validate_tensors import validate_tensors
 from dspark_convert.formats.vocabulary import Ids, VocabularyTable, validate_vocabulary
 from dspark_convert.schemas.draft import DraftConfig
-from dspark_convert.schemas.source import DenseConfig, SpeculatorsConfig
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ def examine(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Examination
         else:
             examination.detection = detect(document, ())
             _parse(examination, document, {}, overrides)
+            _refuse_quantised(examination.detection, document, {}, examination.findings)
     except DSparkError as error:
         examination.findings.add(*error.findings)
     return examination
@@ -160,25 +162,43 @@ def _config_alone(folder: Path, error: CheckpointError) -> Document:
 def _read(examination: Examination, checkpoint: Checkpoint, overrides: Overrides) -> None:
     """Every step that needs the weights' headers; fills ``examination``."""
     findings = examination.findings
-    examination.detection = detect(checkpoint.config, checkpoint.tensors)
+    detection = examination.detection = detect(checkpoint.config, checkpoint.tensors)
     named = name_tensors(checkpoint.tensors.values(), findings)
     _parse(examination, checkpoint.config, named.kept, overrides)
+    quantised = _refuse_quantised(detection, checkpoint.config, named.kept, findings)
     parsed = examination.parsed
     if parsed is None:
         return
-    layer_ids = layer_id_place(parsed, examination.detection.dialect, overrides)
-    validate_tensors(parsed.config, named.kept, findings, layer_ids=layer_ids)
+    if not quantised:
+        validate_tensors(
+            parsed.config,
+            named.kept,
+            findings,
+            scheme=detection.scheme,
+            layer_ids=layer_id_place(parsed, detection.dialect, overrides),
+        )
     table = validate_vocabulary(parsed.config, named, findings, reading=overrides.d2t)
     if not findings.of("error"):
         examination.source = DraftSource(
             checkpoint=checkpoint,
-            detection=examination.detection,
+            detection=detection,
             document=checkpoint.config,
             parsed=parsed,
             named=named,
             table=table,
             overrides=overrides,
         )
+
+
+def _refuse_quantised(
+    detection: Detection,
+    document: Document,
+    tensors: Mapping[str, StoredTensor],
+    findings: Findings,
+) -> bool:
+    """Whether stored weights are quantised in no known way, which is then reported."""
+    container = detection.dialect.decoder
+    return detection.scheme is None and refuse_quantised(document, container, tensors, findings)
 
 
 def _parse(
@@ -195,7 +215,7 @@ def _parse(
         parsed = parse_config(edited, dialect, tensors, findings, layout=overrides.layout)
         if parsed is not None:
             layer_ids = layer_id_place(parsed, dialect, overrides)
-            validate_config(parsed.config, edited, findings, layer_ids=layer_ids)
+            validate_config(parsed.config, edited, dialect, findings, layer_ids=layer_ids)
         examination.parsed = parsed
 
 
@@ -209,9 +229,8 @@ def layer_id_place(parsed: ParsedConfig, dialect: Dialect, overrides: Overrides)
 
 
 def _types_right(document: Document, dialect: Dialect, findings: Findings) -> bool:
-    model = SpeculatorsConfig if dialect is SPECULATORS else DenseConfig
     try:
-        model.model_validate(document)
+        dialect.document.model_validate(document)
     except ValidationError as error:
         for problem in error.errors():
             findings.error(

@@ -1,6 +1,6 @@
-"""Rules that say where a dialect keeps each field, read and written by one small engine.
+"""Rules that say where a config keeps each field, read and written by one small engine.
 
-A dialect is a table of ``FieldRule``s. Reading collects every place that holds a field and wants
+A dialect has a table of ``FieldRule``s. Reading collects every place that holds a field and wants
 them to agree; writing fills the places marked ``written``. Each place knows both directions, so a
 dialect is never typed twice.
 """
@@ -8,7 +8,7 @@ dialect is never typed twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dspark_convert.errors import Findings
@@ -77,40 +77,9 @@ class FieldValue:
     paths: tuple[KeyPath, ...] = ()
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """A published shape of a draft."""
-
-    name: str
-    rules: tuple[FieldRule, ...]
-    constants: Mapping[KeyPath, Any]
-    """Keys with the same value in every file of the dialect."""
-    own_keys: Mapping[KeyPath, str] = field(default_factory=dict)
-    """Keys that mean nothing elsewhere, with the reason why a conversion leaves them out."""
-    foreign_keys: Mapping[KeyPath, str] = field(default_factory=dict)
-    """Keys that a file of the dialect must not have, and what would happen."""
-    containers: tuple[KeyPath, ...] = ()
-    """Nested objects whose keys are accounted for one by one."""
-    decoder: KeyPath = ()
-    """The object that holds the decoder's keys."""
-    decoder_keys: frozenset[str] = frozenset()
-    """Keys of that object that describe no draft: transformers' own, the target's leftovers."""
-    undeclared_layout: str | None = None
-    """Why a file that says nothing about its layout is anchor-first; None: it must say."""
-
-    def key_of(self, path: KeyPath) -> KeyPath:
-        """The key that accounts for ``path``: one of the top level, or one inside a container."""
-        return path[:2] if path[:1] in self.containers else path[:1]
-
-    def keys_of(self, fields: Iterable[str]) -> tuple[KeyPath, ...]:
-        """The keys that a writer fills for some fields, each once."""
-        rules = [rule for name in fields if (rule := self.rule(name)) is not None]
-        written = [place.path for rule in rules for place in rule.places if place.written]
-        return tuple(dict.fromkeys(self.key_of(path) for path in written))
-
-    def rule(self, name: str) -> FieldRule | None:
-        """The rule of a field."""
-        return next((rule for rule in self.rules if rule.field == name), None)
+def places(*paths: KeyPath, written: int = 1) -> tuple[Place, ...]:
+    """Places that hold a field as it is meant; writers fill the first ``written`` of them."""
+    return tuple(Place(path, written=index < written) for index, path in enumerate(paths))
 
 
 def dotted(path: KeyPath) -> str:

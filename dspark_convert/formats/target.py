@@ -10,7 +10,7 @@ from typing import Any
 from dspark_convert.checkpoint.folder import Checkpoint, StoredTensor, open_checkpoint
 from dspark_convert.errors import DraftError, Finding, Findings
 from dspark_convert.formats.detect import CONFIG
-from dspark_convert.formats.dialects import LAYER_COUNTING, PLAIN_LAYER_IDS
+from dspark_convert.formats.dialects.shared import LAYER_COUNTING, PLAIN_LAYER_IDS
 from dspark_convert.formats.rules import Place, dotted
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.draft import DraftConfig

@@ -1,4 +1,4 @@
-"""The tensors of a Qwen3-style draft: canonical names, and what a loader wants of each.
+"""The tensors of a draft: canonical names, and what a loader wants of each.
 
 ``expected_tensors`` is derived from the config alone (FORMATS, section 2.1), never from the
 checkpoint at hand, so that comparing the two finds what is missing, extra or misshapen.
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.errors import Findings
+from dspark_convert.formats.decoders import decoder_of
+from dspark_convert.formats.decoders.base import INTEGERS, TensorSpec
 from dspark_convert.schemas.draft import DraftConfig
 
 EMBEDDING = "embed_tokens.weight"
@@ -21,6 +22,10 @@ LM_HEAD = "lm_head.weight"
 VOCABULARY_TABLE = "draft_id_to_target_id"
 VOCABULARY_MASK = "t2d"
 STORED_TABLE = "d2t"
+
+MARKOV_W1, MARKOV_W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+CONFIDENCE_WEIGHT = "confidence_head.proj.weight"
+CONFIDENCE_BIAS = "confidence_head.proj.bias"
 
 RENAMES: tuple[tuple[str, str], ...] = (
     ("model.", ""),
@@ -37,28 +42,7 @@ DROPPED: Mapping[str, str] = {
     "rotary_emb.inv_freq": "computed from the config",
 }
 
-FLOATS = frozenset({"F32", "F16", "BF16"})
-
 FUSED = ("qkv_proj", "gate_up_proj", "kv_proj")
-
-QUANTISED_DTYPES = frozenset(
-    {"U8", "I8", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0"}
-)
-QUANTISED_SUFFIXES = (
-    *("_scale", "_scale_inv", "_scale_2", "_packed"),
-    *(".qweight", ".qzeros", ".scales"),
-)
-
-DtypeClass = Literal["float", "int64"]
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """What a loader wants: shape, class of dtype, and whether the target may supply it."""
-
-    shape: tuple[int, ...]
-    dtype_class: DtypeClass = "float"
-    required: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,17 +108,12 @@ def expected_tensors(config: DraftConfig) -> dict[str, TensorSpec]:
     hidden, vocab, draft_vocab = config.hidden_size, config.vocab_size, config.draft_vocab_size
     specs = {
         EMBEDDING: TensorSpec((vocab, hidden), required=False),
-        "fc.weight": TensorSpec((hidden, config.feature_size)),
-        "hidden_norm.weight": TensorSpec((hidden,)),
-        "norm.weight": TensorSpec((hidden,)),
         LM_HEAD: TensorSpec((draft_vocab, hidden), required=draft_vocab != vocab),
     }
-    for layer in range(config.num_hidden_layers):
-        for name, spec in _layer_tensors(config).items():
-            specs[f"layers.{layer}.{name}"] = spec
+    specs |= decoder_of(config).tensors(config)
     specs |= _head_tensors(config)
     if config.reduced_vocabulary:
-        specs[VOCABULARY_TABLE] = TensorSpec((draft_vocab,), "int64")
+        specs[VOCABULARY_TABLE] = TensorSpec((draft_vocab,), INTEGERS)
     return specs
 
 
@@ -144,36 +123,12 @@ def verifiers_tensors(config: DraftConfig) -> tuple[str, ...]:
     return (EMBEDDING,) if own_head else (EMBEDDING, LM_HEAD)
 
 
-def _layer_tensors(config: DraftConfig) -> dict[str, TensorSpec]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    projections = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-    }
-    specs = {f"{name}.weight": TensorSpec(shape) for name, shape in projections.items()}
-    if config.attention_bias:
-        specs |= {f"{name}.bias": TensorSpec(shape[:1]) for name, shape in projections.items()}
-    return specs | {
-        "self_attn.q_norm.weight": TensorSpec((config.head_dim,)),
-        "self_attn.k_norm.weight": TensorSpec((config.head_dim,)),
-        "mlp.gate_proj.weight": TensorSpec((inner, hidden)),
-        "mlp.up_proj.weight": TensorSpec((inner, hidden)),
-        "mlp.down_proj.weight": TensorSpec((hidden, inner)),
-        "input_layernorm.weight": TensorSpec((hidden,)),
-        "post_attention_layernorm.weight": TensorSpec((hidden,)),
-    }
-
-
 def _head_tensors(config: DraftConfig) -> dict[str, TensorSpec]:
     hidden, rank = config.hidden_size, config.markov_rank
     specs: dict[str, TensorSpec] = {}
     if rank:
-        specs["markov_head.markov_w1.weight"] = TensorSpec((config.vocab_size, rank))
-        specs["markov_head.markov_w2.weight"] = TensorSpec((config.draft_vocab_size, rank))
+        specs[MARKOV_W1] = TensorSpec((config.vocab_size, rank))
+        specs[MARKOV_W2] = TensorSpec((config.draft_vocab_size, rank))
         if config.markov_head_type == "gated":
             specs["markov_head.gate_proj.weight"] = TensorSpec((rank, hidden + rank))
             specs["markov_head.gate_proj.bias"] = TensorSpec((rank,))
@@ -182,6 +137,6 @@ def _head_tensors(config: DraftConfig) -> dict[str, TensorSpec]:
             specs["markov_head.joint_proj.bias"] = TensorSpec((3 * rank,))
     if config.enable_confidence_head:
         columns = hidden + rank * config.confidence_head_with_markov
-        specs["confidence_head.proj.weight"] = TensorSpec((1, columns))
-        specs["confidence_head.proj.bias"] = TensorSpec((1,), required=False)
+        specs[CONFIDENCE_WEIGHT] = TensorSpec((1, columns))
+        specs[CONFIDENCE_BIAS] = TensorSpec((1,), required=False)
     return specs

@@ -4,50 +4,39 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from dspark_convert.checkpoint.folder import CONFIG_FILE
 from dspark_convert.errors import Findings
-from dspark_convert.formats.detect import CONFIG
-from dspark_convert.formats.dialects import LAYER_COUNTING, PLAIN_LAYER_IDS
-from dspark_convert.formats.rules import Document, KeyPath, Place, dotted, lookup
+from dspark_convert.formats.decoders import DECODERS
+from dspark_convert.formats.dialects import Dialect
+from dspark_convert.formats.dialects.shared import LAYER_COUNTING, PLAIN_LAYER_IDS
+from dspark_convert.formats.rules import Document, Place, dotted, lookup
 from dspark_convert.formats.target import validate_depth
+from dspark_convert.formats.unsupported import one_of
 from dspark_convert.schemas.draft import DraftConfig, Layout
-
-_CAUSAL: tuple[KeyPath, ...] = (
-    ("is_causal",),
-    ("transformer_layer_config", "is_causal"),
-    ("dflash_config", "causal"),
-)
 
 
 def validate_config(
     config: DraftConfig,
     document: Document,
+    dialect: Dialect,
     findings: Findings,
     *,
     layer_ids: Place = PLAIN_LAYER_IDS,
 ) -> None:
     """Check the config on its own; ``layer_ids`` is the key of the file that holds them.
 
-    Codes: ``layer-ids-invalid``, ``config-invalid``, ``mask-token-out-of-range``,
-    ``block-too-short``, ``speculative-tokens-invalid``, ``heads-invalid``, ``quantised-draft``,
-    ``decoder-unsupported``, ``causal-full-attention``.
+    Codes: ``layer-ids-invalid``, ``mask-token-out-of-range``, ``block-too-short``,
+    ``speculative-tokens-invalid``, ``decoder-unsupported``, ``causal-full-attention``, and those
+    of the body: ``config-invalid``, ``heads-invalid``.
     """
     _validate_layer_ids(config, layer_ids, findings)
-    if config.rope_parameters["rope_theta"] <= 0:
-        findings.error(
-            "config-invalid",
-            "the RoPE base must be positive",
-            file=CONFIG,
-            key="rope_theta",
-            found=config.rope_parameters["rope_theta"],
-            hint="give --set rope_theta=VALUE",
-        )
     if config.num_target_layers is not None:
         validate_depth(config, config.num_target_layers, findings, layer_ids)
     if config.mask_token_id >= config.vocab_size:
         findings.error(
             "mask-token-out-of-range",
             "the mask token has no row in the embedding",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key="mask_token_id",
             expected=f"0 .. {config.vocab_size - 1}",
             found=config.mask_token_id,
@@ -57,23 +46,15 @@ def validate_config(
         findings.error(
             "block-too-short",
             "a 1+N block of one slot proposes nothing",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key="block_size",
             expected="at least 2",
             found=config.block_size,
             hint="give --set block_size=N, or --layout anchor-first if the slot is sampled",
         )
     _validate_speculative_tokens(config, document, findings)
-    if config.num_attention_heads % config.num_key_value_heads:
-        findings.error(
-            "heads-invalid",
-            "attention heads must be a multiple of key/value heads",
-            file=CONFIG,
-            key="num_key_value_heads",
-            found=f"{config.num_attention_heads} and {config.num_key_value_heads}",
-            hint="give --set num_key_value_heads=N: k_proj.weight has N x head_dim rows",
-        )
-    _validate_document(config, document, findings)
+    dialect.body.validate(config, findings)
+    _validate_body(config, document, dialect, findings)
 
 
 def _validate_speculative_tokens(
@@ -87,7 +68,7 @@ def _validate_speculative_tokens(
             findings.error(
                 "speculative-tokens-invalid",
                 "a block cannot propose this number of tokens",
-                file=CONFIG,
+                file=CONFIG_FILE,
                 key=f"speculators_config.proposal_methods.{index}.speculative_tokens",
                 expected=f"1 .. {config.block_size}, the block_size",
                 found=tokens,
@@ -105,7 +86,7 @@ def _validate_layer_ids(config: DraftConfig, layer_ids: Place, findings: Finding
         "layer-ids-invalid",
         "target layer ids must be unique, ascending and not before the embedding output; "
         "engines capture in ascending order whatever the list says",
-        file=CONFIG,
+        file=CONFIG_FILE,
         key=dotted(layer_ids.path),
         expected=f"ascending from {layer_ids.write([-1])[0]} (the embedding output) or above",
         found=layer_ids.write(list(ids)),
@@ -114,37 +95,33 @@ def _validate_layer_ids(config: DraftConfig, layer_ids: Place, findings: Finding
     )
 
 
-def _validate_document(config: DraftConfig, document: Document, findings: Findings) -> None:
-    for key in ("quantization_config", "compression_config"):
-        for path in ((key,), ("transformer_layer_config", key)):
-            if lookup(document, path) is not None:
-                findings.error(
-                    "quantised-draft",
-                    "the config describes quantised weights",
-                    file=CONFIG,
-                    key=".".join(path),
-                    hint="convert the draft before it is quantised; remove the key if it is not",
-                )
-    nested = lookup(document, ("transformer_layer_config", "model_type"))
-    model_type = nested or document.get("model_type")
-    if model_type not in (None, "qwen3"):
+def _validate_body(
+    config: DraftConfig, document: Document, dialect: Dialect, findings: Findings
+) -> None:
+    """What the document says of the body, against the body that it was read as."""
+    model_type = lookup(document, (*dialect.decoder, "model_type")) or document.get("model_type")
+    if model_type not in (None, *dialect.body.model_types):
+        known = [name for decoder in DECODERS.values() for name in decoder.model_types]
         findings.error(
             "decoder-unsupported",
-            "only the Qwen3-style decoder is supported",
-            file=CONFIG,
+            f"only the {one_of([decoder.title for decoder in DECODERS.values()])}-style decoder is "
+            "supported",
+            file=CONFIG_FILE,
             key="model_type",
-            expected="qwen3",
+            expected=one_of(known),
             found=model_type,
             hint="convert only drafts with this decoder; correct model_type in the source if the "
             "draft has it",
         )
-    causal = [path for path in _CAUSAL if lookup(document, path)]
-    if causal and "full_attention" in config.layer_types:
+    rule = dialect.rule("sliding_window_non_causal")
+    spellings = [place.path for place in rule.places if place.carried] if rule else []
+    causal = [path for path in spellings if lookup(document, path)]
+    if causal and dialect.body.bidirectional and "full_attention" in config.layer_types:
         findings.error(
             "causal-full-attention",
             "the config makes full-attention layers causal inside the block; "
             "DSpark drafts are bidirectional there",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key=dotted(causal[0]),
             hint="remove the key if the draft was trained as DSpark drafts are",
         )

@@ -9,23 +9,22 @@ from collections.abc import Mapping
 
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.errors import Findings
+from dspark_convert.formats.decoders import decoder_of
+from dspark_convert.formats.decoders.base import FLOATS, TensorSpec
 from dspark_convert.formats.detect import CONFIG
-from dspark_convert.formats.dialects import LAYER_COUNTING, PLAIN_LAYER_IDS
+from dspark_convert.formats.dialects.shared import LAYER_COUNTING, PLAIN_LAYER_IDS
 from dspark_convert.formats.parse import heads_in
+from dspark_convert.formats.quantisation import Scheme
 from dspark_convert.formats.rules import Place, dotted
 from dspark_convert.formats.tensors import (
-    FLOATS,
     FUSED,
     LM_HEAD,
-    QUANTISED_DTYPES,
-    QUANTISED_SUFFIXES,
     VOCABULARY_TABLE,
-    TensorSpec,
     expected_tensors,
 )
+from dspark_convert.formats.unsupported import one_of
 from dspark_convert.schemas.draft import MAX_LAYERS, DraftConfig
 
-FC = "fc.weight"
 _LAYER_CODES = {
     "num_hidden_layers": "layer-count-mismatch",
     "attention_bias": "attention-bias-mismatch",
@@ -40,19 +39,20 @@ def validate_tensors(
     tensors: Mapping[str, StoredTensor],
     findings: Findings,
     *,
+    scheme: Scheme | None = None,
     layer_ids: Place = PLAIN_LAYER_IDS,
 ) -> None:
     """Compare names, shapes and dtypes; the vocabulary table is judged by ``vocabulary``.
 
-    ``layer_ids`` is the key of the file that holds the layer ids.
+    ``scheme`` says how weights may be quantised, ``layer_ids`` is the key of the file that holds
+    the layer ids.
 
-    Codes: ``quantised-draft``, ``head-flag-mismatch``, ``layer-count-mismatch``,
+    Codes: ``head-flag-mismatch``, ``layer-count-mismatch``,
     ``attention-bias-mismatch``, ``lm-head-missing``, ``tensor-missing``,
     ``tensor-misspelt``, ``tensor-fused``, ``tensor-unknown``, ``fc-width-mismatch``,
     ``tensor-transposed``, ``tensor-shape``, ``tensor-dtype``.
     """
-    if _quantised(tensors, findings):
-        return
+    fc = decoder_of(config).fc
     heads_agree = _validate_heads(config, tensors, findings)
     config = _validate_layers(config, tensors, findings)
     expected = expected_tensors(config)
@@ -62,37 +62,19 @@ def validate_tensors(
         # One contradiction, one answer: the head's tensors would all be reported again below.
         expected = {name: spec for name, spec in expected.items() if not _of_head(name)}
         stored = {name: tensor for name, tensor in stored.items() if not _of_head(name)}
+    if scheme is not None:
+        expected = scheme.stored_form(expected, stored)
     _validate_names(config, expected, stored, findings)
     for name in sorted(expected.keys() & stored.keys()):
-        _validate_tensor(name, expected[name], stored[name], findings)
-    fc, spec = stored.get(FC), expected[FC]
-    if fc is not None and _other_width(fc.shape, spec.shape):
-        _report_width(config, spec, fc, layer_ids, findings)
+        if name == fc and _other_width(stored[fc].shape, expected[fc].shape):
+            _validate_dtype(expected[fc], stored[fc], findings)
+            _report_width(config, expected[fc], stored[fc], layer_ids, findings)
+        else:
+            _validate_tensor(expected[name], stored[name], findings)
 
 
 def _of_head(name: str) -> bool:
     return name.startswith(_HEAD_PREFIXES)
-
-
-def _quantised(tensors: Mapping[str, StoredTensor], findings: Findings) -> bool:
-    quantised = sorted(
-        name
-        for name, tensor in tensors.items()
-        if (tensor.dtype in QUANTISED_DTYPES and name.endswith(".weight"))
-        or name.endswith(QUANTISED_SUFFIXES)
-    )
-    if quantised:
-        first = tensors[quantised[0]]
-        findings.error(
-            "quantised-draft",
-            f"{len(quantised)} tensors hold quantised weights or their scales",
-            file=first.file,
-            tensor=first.name,
-            expected="float weights (F32, F16 or BF16)",
-            found=first.dtype,
-            hint="convert the draft before it is quantised",
-        )
-    return bool(quantised)
 
 
 def _validate_heads(
@@ -240,18 +222,24 @@ def _validate_extra(name: str, tensor: StoredTensor, missing: set[str], findings
     )
 
 
-def _validate_tensor(name: str, spec: TensorSpec, tensor: StoredTensor, findings: Findings) -> None:
-    if tensor.dtype not in FLOATS:
-        findings.error(
-            "tensor-dtype",
-            "weights must be floating point",
-            file=tensor.file,
-            tensor=tensor.name,
-            expected="F32, F16 or BF16",
-            found=tensor.dtype,
-            hint="save the draft in one of these types",
-        )
-    if tensor.shape == spec.shape or (name == FC and _other_width(tensor.shape, spec.shape)):
+def _validate_dtype(spec: TensorSpec, tensor: StoredTensor, findings: Findings) -> None:
+    if tensor.dtype in spec.dtypes:
+        return
+    plain = spec.dtypes == FLOATS
+    findings.error(
+        "tensor-dtype",
+        "weights must be floating point" if plain else "the scheme stores another dtype here",
+        file=tensor.file,
+        tensor=tensor.name,
+        expected="F32, F16 or BF16" if plain else one_of(sorted(spec.dtypes)),
+        found=tensor.dtype,
+        hint="save the draft in one of these types",
+    )
+
+
+def _validate_tensor(spec: TensorSpec, tensor: StoredTensor, findings: Findings) -> None:
+    _validate_dtype(spec, tensor, findings)
+    if tensor.shape == spec.shape:
         return
     code, message = "tensor-shape", "the shape is not the one that the config implies"
     hint = "correct the sizes in the config (see --set), or save the draft again if they are right"
@@ -270,7 +258,7 @@ def _validate_tensor(name: str, spec: TensorSpec, tensor: StoredTensor, findings
 
 
 def _other_width(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether ``fc.weight`` has the right rows, and columns for other features."""
+    """Whether the projection of features has the right rows, and columns for other features."""
     return (
         len(shape) == 2
         and shape[0] == expected[0]
@@ -289,7 +277,7 @@ def _report_width(
     ids = list(config.target_layer_ids)
     findings.error(
         "fc-width-mismatch",
-        f"fc.weight has {tensor.shape[1]} columns; {len(ids)} target layer ids "
+        f"{tensor.name} has {tensor.shape[1]} columns; {len(ids)} target layer ids "
         f"({dotted(layer_ids.path)} {layer_ids.write(ids)}) x target hidden size "
         f"{config.target_hidden_size or config.hidden_size} are {config.feature_size}",
         file=tensor.file,

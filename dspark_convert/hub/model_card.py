@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 
 from dspark_convert.errors import DraftError, Finding
+from dspark_convert.formats.dialects import DIALECTS
 from dspark_convert.hub.front_matter import with_front_matter
 from dspark_convert.hub.location import is_repository_name
 from dspark_convert.schemas.draft import Layout
@@ -77,8 +78,8 @@ def update_card(
 
 def _front(manifest: ConversionManifest) -> dict[str, str | tuple[str, ...]]:
     tags: tuple[str, ...] = ("dspark", "speculative-decoding")
-    if manifest.output_dialect == "speculators":
-        tags = (*tags, "speculators")
+    if dialect := DIALECTS.get(manifest.output_dialect):
+        tags = (*tags, *dialect.tags)
     published = [source for source in _sources(manifest) if _published(source)]
     if not published:
         return {"tags": tags}

@@ -35,12 +35,16 @@ class Layout(str, Enum):
 
 
 class DraftConfig(OwnDocument):
-    """A draft model with a Qwen3-style decoder, independent of the spelling of any format.
+    """A draft model, independent of the spelling of any format.
 
     Every field is decided: nothing here means "absent, so some default". ``target_layer_ids`` count
     the target's decoder layers (-1 is the embedding output), whatever the source counted.
     """
 
+    decoder: str = Field(default="qwen3", description="the body of the draft, by name")
+    decoder_parameters: dict[str, Any] = Field(
+        default={}, description="what only a body of this name has; empty for qwen3"
+    )
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
     num_hidden_layers: int = Field(gt=0, le=MAX_LAYERS)

@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from dspark_convert.checkpoint.header import TensorEntry, read_header
 from dspark_convert.checkpoint.jsonfile import parse_json
 from dspark_convert.errors import CheckpointError, Finding, Findings, TraceError
-from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD
+from dspark_convert.formats.decoders.base import FLOATS
+from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.trace import FeatureDtype, TraceHeader, TraceSequenceEntry
 
 METADATA_KEY = "dspark_trace"

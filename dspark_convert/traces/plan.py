@@ -15,10 +15,11 @@ from dspark_convert.checkpoint.files import read_limited
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.errors import DraftError, Finding, Findings, TraceError, UsageError
+from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.formats.identity import identify_weights
 from dspark_convert.formats.read import DraftSource, read_draft
 from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
-from dspark_convert.formats.tensors import EMBEDDING, FLOATS, LM_HEAD, expected_tensors
+from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, expected_tensors
 from dspark_convert.runtime.machine import Machine
 from dspark_convert.schemas.draft import MAX_LAYERS
 from dspark_convert.schemas.trace import FeatureDtype, TraceTarget

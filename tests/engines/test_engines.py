@@ -14,7 +14,7 @@ from dspark_convert.engines import ENGINES as TABLE
 from dspark_convert.engines import Claim, EngineView, engine_notes, gravest, notes_of
 from dspark_convert.errors import Findings
 from dspark_convert.formats.dialects import DIALECTS
-from dspark_convert.formats.parse import parse_config, render_dense
+from dspark_convert.formats.parse import parse_config, render
 from dspark_convert.formats.tensors import expected_tensors
 from dspark_convert.schemas.draft import DraftConfig, Layout
 from fixtures.broken.drafts import read_draft
@@ -30,14 +30,14 @@ SLIDING = {"layer_types": ("sliding_attention", "full_attention"), "sliding_wind
 
 
 def dense(*without: str, table: str = "d2t", silent_about: str = "", **changes: Any) -> EngineView:
-    """A dense draft whose embedding and head are stored, as ``render_dense`` describes it."""
+    """A dense draft whose embedding and head are stored, as ``render`` describes it."""
     base = read_draft("dense_vanilla_bf16").config
     parsed = parse_config(base, DIALECTS["dense"], {}, Findings())
     assert parsed is not None
     config = DraftConfig(**{**parsed.config.model_dump(), **changes})
     names = set(expected_tensors(config)) - set(without)
     names = {table if name == "draft_id_to_target_id" else name for name in names}
-    document = render_dense(config)
+    document = render(config, DIALECTS["dense"])
     for key in silent_about.split():
         del document[key]
     return EngineView(DIALECTS["dense"], config, document, names)

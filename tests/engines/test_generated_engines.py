@@ -13,10 +13,9 @@ from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
 from dspark_convert.engines import ENGINES, written_for
 from dspark_convert.errors import DraftError
-from dspark_convert.formats.dialects import DENSE, SPECFORGE, SPECULATORS
+from dspark_convert.formats.dialects import DENSE, SPECFORGE, SPECULATORS, Dialect
 from dspark_convert.formats.overrides import Overrides
 from dspark_convert.formats.read import read_draft
-from dspark_convert.formats.rules import Dialect
 from dspark_convert.schemas.draft import DraftConfig, Layout
 from tests.conversion.generated import configs, store, tensors_of_config
 from tests.conversion.helpers import tensors_of

@@ -57,6 +57,6 @@ def notes(findings: Findings) -> list[str]:
 def whole(config: DraftConfig) -> dict[str, StoredTensor]:
     """Every tensor that the config implies, the optional ones included."""
     return {
-        name: stored(name, *spec.shape, dtype="I64" if spec.dtype_class == "int64" else "BF16")
+        name: stored(name, *spec.shape, dtype="I64" if "I64" in spec.dtypes else "BF16")
         for name, spec in expected_tensors(config).items()
     }

@@ -52,7 +52,7 @@ def test_every_field_can_be_set_and_is_read_back(name: str, dialect: Any) -> Non
 
 
 def test_settable_are_the_fields_and_the_parts_of_rope() -> None:
-    joined = {"layout", "rope_parameters"}
+    joined = {"layout", "rope_parameters", "decoder", "decoder_parameters"}
     assert set(settable_fields()) == set(DraftConfig.model_fields) - joined | {
         "rope_theta",
         "rope_scaling",

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dspark_convert.formats.parse import render_dense
+from dspark_convert.formats.dialects import DIALECTS
+from dspark_convert.formats.parse import render
 from dspark_convert.schemas.draft import DraftConfig, Layout
 from fixtures.broken.drafts import read_draft
 
@@ -329,7 +330,7 @@ def test_absent_draft_vocabulary_is_the_whole(vocab: int | None) -> None:
 )
 def test_rendered_dense_config_is_read_back_as_it_was(changes: dict[str, Any]) -> None:
     config = DraftConfig(**{**parsed(config_of(DENSE)).model_dump(), **changes})
-    result, findings = parse(render_dense(config))
+    result, findings = parse(render(config, DIALECTS["dense"]))
     assert result is not None
     assert result.config == config
     assert not list(findings)

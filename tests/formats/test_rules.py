@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_convert.errors import Findings
-from dspark_convert.formats.dialects import DENSE, SPECULATORS
+from dspark_convert.formats.dialects import DENSE, SPECULATORS, Dialect
 from dspark_convert.formats.rules import (
     REQUIRED,
     UNKNOWN,
-    Dialect,
     FieldRule,
     FieldValue,
     Place,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dspark_convert.errors import Findings
-from dspark_convert.formats.dialects import from_aux_ids, to_aux_ids
+from dspark_convert.formats.dialects import DIALECTS
+from dspark_convert.formats.dialects.shared import from_aux_ids, to_aux_ids
 from dspark_convert.formats.rules import Place
 from dspark_convert.formats.validate_config import validate_config
 from dspark_convert.schemas.draft import Layout
@@ -18,7 +19,9 @@ from .helpers import DENSE, config_of, errors, parsed
 def judged(document: dict[str, Any] | None = None, **keys: Any) -> list[str]:
     config = parsed(config_of(DENSE)).model_copy(update=keys)
     findings = Findings()
-    validate_config(config, document or config_of(DENSE), findings)
+    document = document or config_of(DENSE)
+    nested = "transformer_layer_config" in document
+    validate_config(config, document, DIALECTS["speculators" if nested else "dense"], findings)
     return errors(findings)
 
 
@@ -59,9 +62,6 @@ def test_value_at_the_edge_is_accepted(keys: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("document", "code"),
     [
-        ({"quantization_config": {"bits": 4}}, "quantised-draft"),
-        ({"transformer_layer_config": {"quantization_config": {}}}, "quantised-draft"),
-        ({"compression_config": {}}, "quantised-draft"),
         ({"model_type": "llama"}, "decoder-unsupported"),
         ({"transformer_layer_config": {"model_type": "gemma4"}}, "decoder-unsupported"),
         ({"is_causal": True}, "causal-full-attention"),
@@ -90,7 +90,7 @@ def test_layer_ids_are_told_as_the_file_spells_them(keys: dict[str, Any]) -> Non
     config = parsed(config_of(DENSE)).model_copy(update=keys)
     findings = Findings()
     place = Place(("aux_hidden_state_layer_ids",), from_aux_ids, to_aux_ids)
-    validate_config(config, config_of(DENSE), findings, layer_ids=place)
+    validate_config(config, config_of(DENSE), DIALECTS["dense"], findings, layer_ids=place)
     (finding,) = findings
     assert finding.key == "aux_hidden_state_layer_ids"
     assert finding.found in ("[3, 2, 1]", "[5]")

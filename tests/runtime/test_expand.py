@@ -14,7 +14,8 @@ from torch import Tensor
 from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
 from dspark_convert.errors import DraftError
-from dspark_convert.formats.parse import render_dense
+from dspark_convert.formats.dialects import DIALECTS
+from dspark_convert.formats.parse import render
 from dspark_convert.runtime.load import load_draft
 from dspark_convert.schemas.draft import DraftConfig
 
@@ -41,7 +42,7 @@ def save_draft(
     weights = {k: v.to(dtype) for k, v in make_draft(config, table.tolist()).state_dict().items()}
     folder.mkdir()
     save_file({**weights, "d2t": table}, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(render_dense(config)))
+    (folder / "config.json").write_text(json.dumps(render(config, DIALECTS["dense"])))
     return folder
 
 
@@ -137,7 +138,7 @@ def test_full_vocabulary_has_nothing_to_expand(tmp_path: Path) -> None:
     folder = tmp_path / "full"
     folder.mkdir()
     save_file(make_draft(config).state_dict(), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(render_dense(config)))
+    (folder / "config.json").write_text(json.dumps(render(config, DIALECTS["dense"])))
     with pytest.raises(DraftError) as caught:
         plan_to_dense(folder, expand_vocabulary=True)
     assert caught.value.code == "vocabulary-not-reduced"

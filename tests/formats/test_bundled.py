@@ -11,7 +11,7 @@ from dspark_convert.checkpoint.folder import open_checkpoint
 from dspark_convert.conversion.inspection import check_draft, inspect_draft
 from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.errors import DialectError, Findings
-from dspark_convert.formats.deepseek_v4 import read_bundled
+from dspark_convert.formats.bundled import read_bundled
 from fixtures.deepseek_v4 import CONFIG, Tensors, target, write_target
 
 NORM = "mtp.1.attn_norm.weight"

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.errors import Findings
+from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.formats.detect import CONFIG
-from dspark_convert.formats.tensors import FLOATS
 from dspark_convert.schemas.bundled import BundledConfig, BundledDraft
 
 Storage = Literal["float", "quantised"]

@@ -1,0 +1,185 @@
+"""Drafts that are recognised and refused: each a row, asked after every row that is supported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dspark_convert.checkpoint.folder import CONFIG_FILE
+from dspark_convert.errors import DialectError, Finding
+from dspark_convert.formats.decoders import DECODERS
+from dspark_convert.formats.decoders.base import architectures_of
+from dspark_convert.formats.dialects import DIALECTS
+from dspark_convert.formats.dialects.shared import nests_heads
+
+OTHER_DRAFTS: Mapping[str, str] = {
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE-3",
+    "dflash": "DFlash",
+    "mtp": "multi-token prediction (MTP)",
+    "peagle": "P-EAGLE",
+    "mlp": "an MLP speculator",
+    "independent": "an independent draft model",
+}
+"""``speculators_model_type`` values that are not DSpark."""
+
+OTHER_ARCHITECTURES: Mapping[str, str] = {
+    "LlamaForCausalLMEagle": "EAGLE",
+    "LlamaForCausalLMEagle3": "EAGLE-3",
+    "Eagle3Speculator": "EAGLE-3",
+    "Eagle3DraftModel": "EAGLE-3",
+    "EagleSpeculator": "EAGLE",
+    "DFlashDraftModel": "DFlash",
+    "DFlashSpeculator": "DFlash",
+    "MTPDraftModel": "multi-token prediction (MTP)",
+}
+
+_MINIMAX_PREFIXES = ("dspark.", "model.dspark.", "language_model.model.dspark.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsupported:
+    """A DSpark draft that is known and not supported: what is different, and who serves it."""
+
+    name: str
+    what: str
+    served_by: str
+    architectures: tuple[str, ...] = ()
+    model_types: tuple[str, ...] = ()
+    marks: Callable[[Mapping[str, Any], Collection[str]], bool] = lambda config, names: False
+    """Whether a config, or the stored names, tell it where no name of a class does."""
+
+
+UNSUPPORTED: tuple[Unsupported, ...] = (
+    Unsupported(
+        name="gemma4",
+        what="shares K and V, scales embeddings and caps logits",
+        served_by="vLLM and DeepSpec",
+        architectures=("Gemma4DSparkModel",),
+    ),
+    Unsupported(
+        name="kimi-k3",
+        what="uses multi-head latent attention; its num_target_layers counts the captured layers",
+        served_by="vLLM",
+        architectures=("K3DSparkModel",),
+        model_types=("k3_dspark",),
+    ),
+    Unsupported(
+        name="lfm2",
+        what="targets LFM2",
+        served_by="SGLang and llama.cpp",
+        architectures=("Lfm2DSparkDraftModel",),
+    ),
+    Unsupported(
+        name="muse-spark",
+        what="is causal everywhere, caps its logits and always needs lm_head and d2t",
+        served_by="vLLM",
+        architectures=("MuseSparkDSparkModel",),
+    ),
+    Unsupported(
+        name="qwen3-omni",
+        what="follows rules of its own: vanilla head, anchor-first, the width of the thinker",
+        served_by="vLLM",
+        architectures=("Qwen3OmniDSparkModel",),
+    ),
+    Unsupported(
+        name="ling",
+        what="targets Ling",
+        served_by="SGLang and llama.cpp",
+        architectures=("LingDSparkModel",),
+    ),
+    Unsupported(
+        name="torchspec",
+        what='is a training checkpoint (model_type "qwen3_dspark", Markov head "classical")',
+        served_by="no engine; export it from TorchSpec to the dense form",
+        model_types=("qwen3_dspark",),
+        marks=lambda config, names: config.get("markov_head_type") == "classical",
+    ),
+    Unsupported(
+        name="deepseek-v4",
+        what="is bundled inside its target (dspark_* keys, mtp.* tensors)",
+        served_by="vLLM and SGLang, from the target's own folder: nothing is renamed",
+        architectures=("DeepseekV4ForCausalLMDSpark", "DSparkV41DraftModel"),
+        marks=lambda config, names: (
+            config.get("dspark_target_layer_ids") is not None
+            or any(name.startswith("mtp.") for name in names)
+        ),
+    ),
+    Unsupported(
+        name="minimax-m3",
+        what="stores its tensors below dspark. among the target's and is bidirectional everywhere",
+        served_by="SGLang",
+        architectures=("DSparkMiniMaxDraftModel",),
+        marks=lambda config, names: any(name.startswith(_MINIMAX_PREFIXES) for name in names),
+    ),
+)
+"""Told by architecture, else by model type, else by their marks, each in this order."""
+
+
+def refuse_other_drafts(config: Mapping[str, Any]) -> None:
+    """Refuse drafts of other kinds.
+
+    Raises:
+        DialectError: ``unsupported-draft``.
+    """
+    kind = config.get("speculators_model_type")
+    if isinstance(kind, str) and kind != "dspark":
+        raise _other_draft(OTHER_DRAFTS.get(kind, kind), f"speculators_model_type {kind!r}")
+    for name in architectures_of(config):
+        if name in OTHER_ARCHITECTURES and not _has_markov(config):
+            raise _other_draft(OTHER_ARCHITECTURES[name], f"architectures {name!r}")
+
+
+def refuse_unsupported(config: Mapping[str, Any], names: Collection[str]) -> None:
+    """Refuse DSpark drafts of a shape that is known and not supported.
+
+    Raises:
+        DialectError: ``unsupported-dialect``.
+    """
+    architectures = architectures_of(config)
+    told = (
+        [row for row in UNSUPPORTED if not set(row.architectures).isdisjoint(architectures)]
+        or [row for row in UNSUPPORTED if config.get("model_type") in row.model_types]
+        or [row for row in UNSUPPORTED if row.marks(config, names)]
+    )
+    if told:
+        raise unsupported_dialect(told[0].name, told[0].what, told[0].served_by)
+
+
+def unsupported_dialect(name: str, what: str, served_by: str) -> DialectError:
+    """The refusal of a DSpark draft that is known and not supported."""
+    dialects = one_of([dialect.title for dialect in DIALECTS.values()])
+    decoders = one_of([decoder.title for decoder in DECODERS.values()])
+    return DialectError(
+        Finding(
+            code="unsupported-dialect",
+            message=f"a DSpark draft of the {name} dialect, which {what}; it is not supported",
+            file=CONFIG_FILE,
+            found=name,
+            expected=f"{dialects}, with a {decoders}-style decoder",
+            hint=f"served by: {served_by}",
+        )
+    )
+
+
+def one_of(choices: Sequence[str]) -> str:
+    """Choices as a sentence lists them."""
+    *others, last = choices
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _has_markov(config: Mapping[str, Any]) -> bool:
+    return config.get("markov_rank") is not None or nests_heads(config)
+
+
+def _other_draft(kind: str, found: str) -> DialectError:
+    return DialectError(
+        Finding(
+            code="unsupported-draft",
+            message=f"this draft is {kind}, not DSpark",
+            file=CONFIG_FILE,
+            found=found,
+            hint="only DSpark drafts can be converted; use the tools of that draft's own library",
+        )
+    )

@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 	&& { echo $$python; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all coverage lowest check format schemas docs broken \
+.PHONY: help demo test test-slow test-all coverage lowest fuzz check format schemas docs broken \
 	benchmark setup clean
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
@@ -50,6 +50,9 @@ build/lowest/.done: pyproject.toml .ci/lowest.txt
 	build/lowest/bin/python -m pip install --quiet --upgrade pip
 	build/lowest/bin/python -m pip install --quiet --constraint .ci/lowest.txt --editable '.[dev,verify]'
 	@touch $@
+
+fuzz: $(VENV)/.dev  ## read damaged inputs of every kind for a minute (SECONDS=900 SEED=2 for more)
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1)
 
 check: $(VENV)/.dev  ## lint, formatting, types, published schemas, generated pages, version and changelog
 	$(BIN)/ruff check .

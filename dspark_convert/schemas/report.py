@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from dspark_convert.schemas.base import OwnDocument, row_id
 from dspark_convert.schemas.draft import DraftConfig
@@ -143,4 +143,4 @@ class VerifyReport(OwnDocument):
     worst: tuple[MarkedText, ...] = Field(
         default=(), description="texts of lowest accepted length, worst first, as many as asked for"
     )
-    seconds: dict[str, Any] = Field(description="wall time per check")
+    seconds: dict[str, NonNegativeFloat] = Field(description="wall time per check")

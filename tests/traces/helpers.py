@@ -117,7 +117,6 @@ def text_settings(**changes: Any) -> TextSettings:
         "sampling": SamplingOptions(temperature=1.0),
         "stop_token_ids": frozenset(),
         "top_log_probs": 8,
-        "machine": Machine(device="cpu"),
         "feature_dtype": torch.float32,
     }
     return TextSettings(**{**values, **changes})

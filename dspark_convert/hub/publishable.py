@@ -48,7 +48,7 @@ def examine_publishable(
         CheckpointError: ``manifest-missing``, ``manifest-file-missing``,
             ``manifest-file-differs``, ``manifest-name-unsafe``, ``card-unreadable``.
         DraftError: the errors of the static checks; ``report-of-other-draft``,
-            ``report-failed``.
+            ``report-empty``, ``report-failed``.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -91,6 +91,15 @@ def _validate_report(report: VerifyReport, manifest: ConversionManifest) -> None
                 expected=f"a draft whose {CONFIG_FILE} has SHA-256 {config}",
                 found=f"{report.draft.name}, SHA-256 {report.draft.config_sha256}",
                 hint="run dspark-verify on this folder",
+            )
+        )
+    if all(check.verdict == "skipped" for check in report.checks):
+        raise DraftError(
+            Finding(
+                code="report-empty",
+                message="the report holds no check that was carried out",
+                found=f"{len(report.checks)} checks, all skipped" if report.checks else "no checks",
+                hint="run dspark-verify with a target or a trace, or publish without a report",
             )
         )
     failed = [check.id for check in report.checks if check.verdict == "fail"]

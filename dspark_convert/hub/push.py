@@ -113,6 +113,7 @@ def push_conversion(
 
 
 def _create(hub: _Session, name: str, source: Publishable, *, private: bool) -> PushReport:
+    _update_card(source, source.card)  # one that is refused leaves no repository behind
     with _new_repository(hub, name, private=private) as before:
         changes = _changes(before, _wanted(hub, source, before))
         commit, _ = _commit(hub, before, source, changes)
@@ -158,11 +159,14 @@ def _wanted(hub: _Session, source: Publishable, before: Repository) -> dict[str,
     if CARD_FILE in before.files:  # what people wrote there is newer than what was converted
         folder = download(before, [CARD_FILE], progress=False, on_finding=hub.on_finding)
         card = decode_card(read_limited(folder / CARD_FILE, limit=MAX_SIDE_FILE_BYTES))
-    text = update_card(
+    files: dict[str, Content] = {name: source.folder / name for name in source.files}
+    return {**files, CARD_FILE: _update_card(source, card).encode("utf-8")}
+
+
+def _update_card(source: Publishable, card: str) -> str:
+    return update_card(
         card, source.manifest, source.engines, source.report, vocabulary=source.vocabulary
     )
-    files: dict[str, Content] = {name: source.folder / name for name in source.files}
-    return {**files, CARD_FILE: text.encode("utf-8")}
 
 
 def _changes(before: Repository, wanted: Mapping[str, Content]) -> _Changes:
@@ -219,13 +223,20 @@ def _commit(
         )
     commit = require_commit(done.oid)
     after = ask_repository(before.name, commit)
-    if _changes(after, changes.added).added:
+    if _changes(after, changes.added).added or not _vouched(after, source, changes):
         raise _refusal(
             "push-differs",
             f"commit {commit} of {before.name} does not hold what was sent",
             "look at the repository, then push again",
         )
     return commit, done.pr_url
+
+
+def _vouched(after: Repository, source: Publishable, changes: _Changes) -> bool:
+    """Whether large files arrived as the manifest has them, not as they became in the meantime."""
+    digests = {file.name: file.sha256 for file in source.manifest.files if file.name != CARD_FILE}
+    sent = {name: after.files[name].sha256 for name in digests.keys() & changes.added.keys()}
+    return all(digest in (None, digests[name]) for name, digest in sent.items())
 
 
 def _proposed(

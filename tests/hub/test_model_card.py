@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from dspark_convert.conversion.engine_report import report_engines
 from dspark_convert.conversion.manifest import read_manifest
 from dspark_convert.errors import DraftError
-from dspark_convert.hub.front_matter import split_card, with_front_matter
+from dspark_convert.hub.front_matter import (
+    MAX_FRONT_BYTES,
+    MAX_FRONT_DEPTH,
+    split_card,
+    with_front_matter,
+)
 from dspark_convert.hub.model_card import BEGIN, END, update_card
 from dspark_convert.schemas.plan import ConversionManifest
 
@@ -99,6 +104,7 @@ def test_damaged_marks_are_refused(text: str, card: Callable[..., str]) -> None:
         ("---\ntags: [old, b]\n---\nx", ()),
         ("---\ntags: old\n---\nx", ()),
         ("---\ntags:\n---\nx", ()),
+        ("---\n{license: mit}\n---\nx", ()),
         ("---\nbase_model: theirs/x\nbase_model_relation: finetune\n---\nx", ("theirs/x\n",)),
     ],
 )
@@ -118,10 +124,55 @@ def test_front_matter_gains_keys_and_keeps_lines(before: str, kept: tuple[str, .
     assert with_front_matter(after, WANTED) == after
 
 
-@pytest.mark.parametrize("text", ["---\na: [\n---\n", "---\n- a\n---\n", "---\njust text\n---\n"])
-def test_front_matter_that_is_no_mapping_is_refused(text: str) -> None:
-    with pytest.raises(DraftError, match="card-front-matter-invalid"):
-        with_front_matter(text, WANTED)
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("a: [", 3, ""),
+        ("- a", 2, "not a mapping"),
+        ("just text", 2, "not a mapping"),
+        ("x: 1\na: !!timestamp x", 3, "a tag, tag:yaml.org,2002:timestamp"),
+        ('a: !!int ""', 2, "a tag"),
+        ('a: !!float ""', 2, "a tag"),
+        ("a: !!bool x", 2, "a tag"),
+        ("a: !!python/object/apply:os.system [ls]", 2, "a tag"),
+        ("!mine\na: 1", 2, "a tag"),
+        ("a: &a [x]", 2, "an anchor, &a"),
+        ("a: &a [x]\nb: *a", 2, "an anchor, &a"),
+        ("a: *a", 2, "an alias, *a"),
+        ("&k a: 1", 2, "an anchor, &k"),
+        ("x: y\ndate: 2026-13-45", 3, "'2026-13-45': month must be in 1..12"),
+        ("a: 0x_", 2, "'0x_': invalid literal"),
+        ("a: " + "1" * 5000, 2, "Exceeds the limit"),
+        ("? [a]\n: b", 2, "unhashable key"),
+        ("a: " + "[" * (MAX_FRONT_DEPTH + 1), 2, f"more than {MAX_FRONT_DEPTH} levels"),
+        ("a: " + "{a: " * 5000, 2, f"more than {MAX_FRONT_DEPTH} levels"),
+        ("a: " + "x" * MAX_FRONT_BYTES, 2, f"longer than {MAX_FRONT_BYTES} bytes"),
+        ("a: \x07", 2, "a character is not allowed"),
+        ("a: 1\n...\nb: 2", 4, ""),
+        ("%TAG ! tag:x,2000:\n--- {a: !b c}", 3, "a tag, tag:x,2000:b"),
+    ],
+)
+def test_front_matter_that_cards_do_not_need_is_refused(text: str, line: int, why: str) -> None:
+    with pytest.raises(DraftError) as caught:
+        with_front_matter(f"---\n{text}\n---\n# Body\n", WANTED)
+    (finding,) = caught.value.findings
+    assert (finding.code, finding.file) == ("card-front-matter-invalid", "README.md")
+    assert finding.message.startswith(f"line {line}: ")
+    assert why in finding.message
+
+
+def test_alias_bomb_costs_nothing() -> None:
+    lines = ["a0: &a0 [x,x,x,x,x,x,x,x,x]"]
+    for n in range(1, 30):
+        lines.append(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]")
+    with pytest.raises(DraftError, match="an anchor, &a0"):
+        with_front_matter("---\n" + "\n".join(lines) + "\n---\n", WANTED)
+
+
+def test_value_that_is_no_number_changes_no_line() -> None:
+    text = "---\nmetric: .nan  # the run broke off\nquoted: '!!int'\n---\nbody\n"
+    after = with_front_matter(text, WANTED)
+    assert "metric: .nan  # the run broke off\nquoted: '!!int'\n" in after
 
 
 @given(

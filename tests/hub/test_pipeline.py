@@ -138,6 +138,14 @@ def test_report_must_be_about_the_draft_and_not_a_failure(
     other = tmp_path / "other.json"
     other.write_text(json.dumps(document))
     assert cli(*push, other).codes == ["report-of-other-draft"]
+    document = json.loads(report.read_bytes())
+    skipped = [{**check, "verdict": "skipped", "numbers": None} for check in document["checks"]]
+    other.write_text(json.dumps({**document, "verdict": "inconclusive", "checks": skipped}))
+    assert cli(*push, other).codes == ["report-empty"]
+    other.write_text(json.dumps({**document, "verdict": "inconclusive", "checks": []}))
+    assert cli(*push, other).codes == ["report-inconsistent"]
+    other.write_text(json.dumps({**document, "verdict": "pass"}))
+    assert cli(*push, other).codes == ["report-inconsistent"]
     other.write_text("{}")
     assert cli(*push, other).codes == ["report-invalid"]
     assert cli(*push, tmp_path / "absent.json").codes == ["file-missing"]

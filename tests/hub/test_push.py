@@ -181,6 +181,7 @@ def test_broken_connection_while_uploading(hub: HubServer, converted: Path, cli:
 def test_repository_that_cannot_be_removed_again_is_told(
     hub: HubServer, converted: Path, cli: Cli
 ) -> None:
+    """Beside what went wrong first."""
     hub.fail(Fault("PUT", "/lfs/", 403), times=9)
     hub.fail(Fault("DELETE", "/api/repos/delete", 403))
     outcome = cli("push", converted, NAME, "--json")
@@ -210,6 +211,20 @@ def test_signal_during_an_upload_leaves_nothing(
     assert "nothing was left behind" in outcome.err
     assert NAME not in hub.repos
     assert hub.blobs  # files had arrived, and no repository shows them
+
+
+def test_signal_stays_a_signal_when_the_repository_cannot_be_removed(
+    hub: HubServer, converted: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.fail(Fault("DELETE", "/api/repos/delete", 403))
+
+    def struck(self: Any, *arguments: Any, **options: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "preupload_lfs_files", struck)
+    outcome = cli("push", converted, NAME)
+    assert outcome.code == 143, outcome
+    assert "repo-left-empty" in outcome.err
 
 
 def test_branch_that_moves_during_the_push_is_refused(
@@ -251,6 +266,22 @@ def test_server_that_stores_something_else_is_caught(
         return commit(self, tree, **options)
 
     monkeypatch.setattr(Repo, "commit", spoiling)
+    assert cli("push", converted, NAME, "--json").codes == ["push-differs"]
+
+
+def test_weights_that_change_during_the_push_are_caught(
+    hub: HubServer, converted: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dspark_convert.hub import push as module
+
+    examine = module.examine_publishable
+
+    def examined(*arguments: Any, **options: Any) -> Any:
+        source = examine(*arguments, **options)
+        zero_a_tensor(converted)
+        return source
+
+    monkeypatch.setattr(module, "examine_publishable", examined)
     assert cli("push", converted, NAME, "--json").codes == ["push-differs"]
 
 
@@ -389,16 +420,22 @@ def test_local_edit_of_the_card_is_published(hub: HubServer, converted: Path, cl
 
 
 @pytest.mark.parametrize("where", ["here", "on the Hub"])
-def test_card_that_is_no_text_is_refused(
-    where: str, hub: HubServer, converted: Path, cli: Cli
+@pytest.mark.parametrize(
+    ("card", "code"),
+    [
+        ("# Entwürfe\n".encode("latin-1"), "card-unreadable"),
+        (b"---\na: !!timestamp x\n---\n# x\n", "card-front-matter-invalid"),
+    ],
+)
+def test_card_that_cannot_be_read_is_refused(
+    card: bytes, code: str, where: str, hub: HubServer, converted: Path, cli: Cli
 ) -> None:
-    card = "# Entwürfe\n".encode("latin-1")
     if where == "here":
         (converted / "README.md").write_bytes(card)
     else:
         hub.repo(NAME, {"README.md": card})
     before = dict(hub.repos)
     outcome = cli("push", converted, NAME, "--yes", "--json")
-    assert (outcome.code, outcome.codes) == (3, ["card-unreadable"])
+    assert (outcome.code, outcome.codes) == (3, [code])
     assert [verb for verb, _, _ in hub.requests if verb not in ("GET", "HEAD")] == []
     assert hub.repos == before

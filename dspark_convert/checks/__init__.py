@@ -1,4 +1,4 @@
-"""What is checked of a draft: a module and a row for each check; nothing else lists them."""
+"""What is checked about a draft: one module and one row per check; nothing else lists them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["CHECKS", "Check", "find_check"]
 
 
 def find_check(check_id: CheckId) -> Check:
-    """The check of an id.
+    """The check with an id.
 
     Raises:
         UsageError: ``check-unknown``.

@@ -1,7 +1,7 @@
 """Accepted length and acceptance by position, from the rounds of a decode run or a replay.
 
-The counts are the field's (DeepSpec's evaluator): see ``runtime.decode``. Of a round that a stop
-token ended among its accepted tokens, nothing is known about the token after it.
+The counts are the field's (DeepSpec's evaluator): see ``runtime.decode``. If a stop token among the
+accepted tokens ended a round, nothing is known about the token after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dspark_convert.runtime import DecodeResult, Round
 
 USELESS_BELOW = 1.1
-"""Accepted length below which a draft costs more than it brings, whatever the engine."""
+"""Below this accepted length a draft costs more than it gains, whatever the engine."""
 
 SUSPICIOUS_ACCEPTANCE = 0.999
 _SUSPICIOUS_TRIALS = 200
@@ -33,7 +33,7 @@ Counts = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AcceptanceSettings:
-    """What acceptance is held against."""
+    """The thresholds for acceptance."""
 
     num_tokens: int
     """N, speculative tokens of a round."""
@@ -49,9 +49,9 @@ class Tally:
     rounds: Counts
     committed: Counts
     trials: Counts
-    """Rounds in which the fate of token k is known, the k-1 before it accepted; [prompts, N]."""
+    """Rounds in which the outcome of token k is known, the k-1 before it accepted; [prompts, N]."""
     successes: Counts
-    """Of those, rounds in which it was accepted; this is also "the first k accepted"."""
+    """Of those, the rounds in which it was accepted, that is, in which the first k were."""
 
     @property
     def survival(self) -> tuple[float | None, ...]:
@@ -84,7 +84,7 @@ def count_rounds(results: Sequence[DecodeResult], num_tokens: int) -> Tally:
 
 
 def known_tokens(round_: Round) -> int:
-    """Leading drafted tokens whose fate is known: the accepted ones and the first rejected."""
+    """Leading drafted tokens whose outcome is known: accepted ones and the first rejected one."""
     if round_.stopped_early:
         return round_.accepted
     return min(round_.accepted + 1, len(round_.proposed_ids))
@@ -114,7 +114,7 @@ def measure_acceptance(
 
 
 def decide_acceptance(tally: Tally, settings: AcceptanceSettings, **numbers: Any) -> CheckResult:
-    """The ``acceptance`` check of counts, or of expected counts.
+    """The ``acceptance`` check on counts, real or expected.
 
     ``numbers`` are the fields of ``AcceptanceNumbers`` that do not follow from the tally.
     """
@@ -149,7 +149,7 @@ def decide_acceptance(tally: Tally, settings: AcceptanceSettings, **numbers: Any
 
 
 def to_count(value: float) -> int | float:
-    """A whole number as an int, so that reports of what happened hold no fractions."""
+    """A whole number as an int, so that reports on real runs hold no fractions."""
     return int(value) if float(value).is_integer() else float(value)
 
 
@@ -161,7 +161,7 @@ def _verdict(
     conditional_intervals: Sequence[Interval | None],
     prompts: int,
 ) -> tuple[Verdict, str, int | None]:
-    """Verdict, reason, and the prompts that would decide an undecided accepted length."""
+    """Verdict, reason, and how many prompts would decide an undecided accepted length."""
     if length is None or all(value is None for value in conditional):
         return "inconclusive", "no token was drafted, so there is nothing to accept", None
     verdict, reason, needed = _decide_length(settings, length, interval, prompts)
@@ -186,7 +186,7 @@ def _decide_length(
     threshold = settings.min_accepted_length
     if threshold is None:
         if length < USELESS_BELOW:
-            return "fail", f"{said}, is below {USELESS_BELOW}: the draft only costs", None
+            return "fail", f"{said}, is below {USELESS_BELOW}: the draft only costs time", None
         return "pass", f"{said}; no threshold was given", None
     verdict = decide(interval, threshold)
     if verdict == "pass":
@@ -210,7 +210,7 @@ def _ratios(tops: Counts, bottoms: Counts) -> tuple[float | None, ...]:
 
 
 def _shorter_lengths(survival: Sequence[float | None]) -> tuple[float | None, ...]:
-    """1 + the sum of survival up to n, for every n (an early stop's missing bonus aside)."""
+    """1 + the sum of survival up to n, for every n (ignoring bonuses that early stops prevent)."""
     if None in survival:
         return tuple(None for _ in survival)
     return tuple(float(1 + total) for total in np.cumsum([s or 0.0 for s in survival]))
@@ -251,20 +251,18 @@ def _check(context: CheckContext) -> CheckResult:
 ACCEPTANCE = Check(
     id="acceptance",
     title="How many tokens does a round commit?",
-    looks_at="A decode run over the prompts, or a replay of a trace (--trace), which computes "
-    "what such runs come to on average, given their texts. Accepted length: committed tokens "
-    "per round, "
-    "the bonus token included, pooled over prompts; the prefill's token belongs to no round. "
-    "Acceptance at position k is conditional on the k-1 tokens before it; survival is the "
-    "share of all rounds whose first k tokens stand, which engines report as per-position "
+    looks_at="A decode run over the prompts, or a replay of a trace (--trace), which computes what "
+    "such runs yield on average, given their texts. Accepted length is committed tokens per round, "
+    "bonus token included, pooled over prompts; the prefill's token belongs to no round. "
+    "Acceptance at position k is conditional on the k-1 tokens before it; survival is the share of "
+    "all rounds whose first k tokens are all accepted, which engines report as the per-position "
     "acceptance rate. The interval is a bootstrap over prompts.",
     fails_when="The interval lies below --min-accepted-length or --min-acceptance; without a "
-    "threshold, when the accepted length is below 1.1, where a draft only costs. When the "
-    "interval holds the threshold the check is inconclusive and says how many prompts would "
-    "decide.",
+    "threshold, the accepted length is below 1.1, where a draft only costs time. If the interval "
+    "contains the threshold, the check is inconclusive and says how many prompts would decide.",
     what_to_do="Accepted lengths near 1 usually mean a misread draft: wrong layout, "
-    "vocabulary table or target layers. `dspark-verify diagnose` tries the other "
-    "readings; --worst N shows the texts; --source compares with the original.",
+    "vocabulary table or target layers. `dspark-verify diagnose` tries the other readings, --worst "
+    "N shows the texts, and --source compares with the original.",
     needs=DRAFTING,
     run=_check,
 )

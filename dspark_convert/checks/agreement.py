@@ -18,7 +18,7 @@ from dspark_convert.traces.trace import Trace
 def check_agreement(
     draft: DraftModel, trace: Trace, options: ReplayOptions, *, seed: int, on_progress: Progress
 ) -> CheckResult:
-    """What may be said of texts that the target did not write, in place of ``acceptance``."""
+    """What can be said about texts that the target did not write, in place of ``acceptance``."""
     if not trace.header.has_argmax:
         return CheckResult(
             id="acceptance",
@@ -35,7 +35,7 @@ def check_agreement(
     return CheckResult(
         id="acceptance",
         verdict="inconclusive",
-        reason="the target did not write the texts, so acceptance is not known; the first drafted "
+        reason="the target did not write the texts, so acceptance is unknown; the first drafted "
         f"token is the target's choice after {_share(shares[0])} of the anchors",
         numbers=AgreementNumbers(
             texts=len(trace),

@@ -1,7 +1,7 @@
 """A check as a row: its words, what it needs, and how it is run.
 
-Rows and their words are there without PyTorch. A module of a check imports what needs it inside its
-functions.
+Rows and their words are available without PyTorch. The module of a check imports what needs PyTorch
+inside its functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Need:
     met: Callable[[CheckContext], bool]
     otherwise: str
     bring: Callable[[CheckContext], object] = lambda context: None
-    """Loads or runs what several checks share, before the time of one of them is taken."""
+    """Loads or runs what several checks share, before any of them is timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,15 @@ class Check:
     fails_when: str
     what_to_do: str
     needs: tuple[Need, ...] = ()
-    """In the order in which they are looked at: the first that is not met is the reason."""
+    """In the order in which they are examined: the first unmet one is the reason."""
     run: Callable[[CheckContext], CheckResult]
 
     def why_skipped(self, context: CheckContext) -> str | None:
-        """The reason for which it cannot be run; None where it can."""
+        """Why it cannot be run; None if it can."""
         return next((need.otherwise for need in self.needs if not need.met(context)), None)
 
     def explain(self) -> str:
-        """What it looks at, when it fails, what to do then: as paragraphs."""
+        """What it looks at, when it fails, and what to do then, as paragraphs."""
         return (
             f"{self.id}: {self.title}\n\n{self.looks_at}\n\n"
             f"Fails when: {self.fails_when}\n\nWhat to do: {self.what_to_do}\n"
@@ -83,4 +83,4 @@ CONFIDENCE_HEAD = Need(
     otherwise="the draft has no confidence head",
 )
 DRAFTING = (SOUND_DRAFT, TARGET, FITTING_TARGET)
-"""What every check needs that puts the draft to work on texts of its target."""
+"""What every check needs that runs the draft on texts of its target."""

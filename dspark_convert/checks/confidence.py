@@ -1,4 +1,4 @@
-"""How far the confidence head can be believed, from the rounds of a decode run or a replay."""
+"""How well the confidence head is calibrated, from the rounds of a decode run or a replay."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 MIN_TOKENS = 100
 _NOISE = 2.0
-"""Standard errors that the AUC may lie below 0.5 by chance."""
+"""Standard errors by which the AUC may lie below 0.5 by chance."""
 
 
 def check_confidence(results: Sequence[DecodeResult], num_tokens: int) -> CheckResult:
-    """The ``confidence`` check of a finished run with a confidence head."""
+    """The ``confidence`` check on a finished run of a draft with a confidence head."""
     positions, scores, outcomes = [], [], []
     for result in results:
         for round_ in result.rounds:
@@ -55,13 +55,13 @@ def decide_confidence(
     weights: Floats,
     num_tokens: int,
 ) -> CheckResult:
-    """The ``confidence`` check of drafted tokens, one entry each.
+    """The ``confidence`` check on drafted tokens, one entry per token.
 
     Args:
         positions: k of each token, 1..N.
         scores: the head's probability.
-        accepted: whether the token was accepted, or how probable that was.
-        weights: how many such tokens are expected; 1 for one that was decoded.
+        accepted: whether the token was accepted, or the probability of that.
+        weights: how many such tokens are expected; 1 for a decoded one.
         num_tokens: N.
     """
     ranking = rank(scores, accepted, weights)
@@ -98,7 +98,7 @@ def _reliability(scores: Floats, accepted: Floats, weights: Floats) -> tuple[Rel
 
 
 def _means(scores: Floats, accepted: Floats, weights: Floats) -> dict[str, Any]:
-    """The fields that a position and a bin share."""
+    """The fields that positions and bins share."""
     tokens = weights.sum()
     return {
         "tokens": to_count(tokens),
@@ -109,7 +109,7 @@ def _means(scores: Floats, accepted: Floats, weights: Floats) -> dict[str, Any]:
 
 def _decide(numbers: ConfidenceNumbers, ranking: Ranking | None) -> tuple[Verdict, str]:
     if ranking is None:
-        return "inconclusive", f"all of {numbers.tokens:g} tokens had the same fate"
+        return "inconclusive", f"all of {numbers.tokens:g} tokens had the same outcome"
     if numbers.tokens < MIN_TOKENS:
         return "inconclusive", f"only {numbers.tokens:.0f} tokens; {MIN_TOKENS} are needed"
     said = (
@@ -123,10 +123,10 @@ def _decide(numbers: ConfidenceNumbers, ranking: Ranking | None) -> tuple[Verdic
 
 CONFIDENCE = Check(
     id="confidence",
-    title="Can the confidence head be believed?",
-    looks_at="The head's probability for each drafted token whose fate is known, against what "
-    "happened: expected calibration error over 10 bins, and the area under the ROC curve "
-    "(0.5: no better than chance).",
+    title="Can the confidence head be trusted?",
+    looks_at="The head's probability for each drafted token whose outcome is known, against what "
+    "happened: expected calibration error over 10 bins, and the area under the ROC curve (0.5: no "
+    "better than chance).",
     fails_when="Rejected tokens rank above accepted ones beyond noise. Skipped without a "
     "confidence head.",
     what_to_do="Do not serve with a confidence threshold; check that the head was converted "

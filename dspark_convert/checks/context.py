@@ -1,4 +1,4 @@
-"""What checks share: each thing is read, loaded or run when it is first asked for, and once."""
+"""What checks share: each thing is read, loaded or run once, when it is first asked for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dspark_convert.traces.trace import Trace, open_trace, require_draft, requir
 
 @dataclass(frozen=True)
 class Drafted:
-    """What put the draft to work, on how many texts."""
+    """What ran the draft, and on how many texts."""
 
     engine: Literal["plain", "fast"]
     engine_reason: str | None
@@ -39,17 +39,17 @@ class Drafted:
 
 
 class CheckContext:
-    """Options and inputs of one verification, and what its checks came to so far.
+    """Options and inputs of one verification, and the results of its checks so far.
 
-    Raises ``UsageError`` for options that cannot be meant, and what ``open_trace`` raises.
+    Raises ``UsageError`` for options that make no sense, and what ``open_trace`` raises.
     """
 
     options: VerifyOptions
-    """With a trace, those of its recording."""
+    """With a trace, the options of its recording."""
     trace: Trace | None
     results: dict[CheckId, CheckResult]
     drafted: Drafted | None
-    """None until the draft was put to work."""
+    """None until the draft has been run."""
 
     def __init__(self, options: VerifyOptions, on_progress: Progress) -> None:
         options.check()
@@ -81,20 +81,20 @@ class CheckContext:
 
     @property
     def source(self) -> DraftSource:
-        """The draft, of which nothing is wrong."""
+        """The draft, with nothing wrong."""
         source = self.examination.source
         assert source is not None, "the structure passed"
         return source
 
     @cached_property
     def target_weights(self) -> TargetWeights | None:
-        """The folder of the target, whether it is to run or only lends tensors."""
+        """The folder of the target, whether it will run or only supplies tensors."""
         folder = self.options.target or self.options.target_weights
         return None if folder is None else find_target_weights(folder)
 
     @cached_property
     def tokenizer(self) -> Any | None:
-        """That of the target's folder; None without one."""
+        """The tokenizer in the target's folder; None without one."""
         folder = self.options.target or self.options.target_weights
         if folder is None:
             return None
@@ -127,7 +127,7 @@ class CheckContext:
 
     @cached_property
     def draft(self) -> DraftModel:
-        """The draft, ready to draft for the target or for that of the trace.
+        """The draft, ready to draft for the target or for the target of the trace.
 
         Raises ``TraceError`` (``trace-other-target``, and see ``require_draft``), and what
         ``load_source`` raises.
@@ -153,7 +153,7 @@ class CheckContext:
         )
 
     def settle_acceptance(self) -> AcceptanceSettings:
-        """What acceptance is held against; raises ``UsageError`` (``option-out-of-range``)."""
+        """The thresholds for acceptance; raises ``UsageError`` (``option-out-of-range``)."""
         return self.options.acceptance_settings(count_tokens(self.draft, self.options.decode))
 
     @cached_property
@@ -188,9 +188,9 @@ class CheckContext:
 
     @property
     def run(self) -> DecodeRun | ReplayRun:
-        """Texts that the target wrote, with what became of the draft's tokens in them."""
+        """Texts that the target wrote, with what happened to the draft's tokens in them."""
         return self.decode_run if self.trace is None else self.replay_run
 
     def use_draft(self) -> object:
-        """Put the draft to work on the texts that there are."""
+        """Run the draft on whatever texts there are."""
         return self.replay_options if self.given_texts else self.run

@@ -21,7 +21,7 @@ from dspark_convert.schemas.report import CheckResult
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The decoder of a run. ``reason``: why it is the plain one where that was not asked for."""
+    """The decoder of a run. ``reason``: why it is the plain one, if that was not asked for."""
 
     name: Literal["plain", "fast"]
     reason: str | None = None
@@ -30,7 +30,7 @@ class EngineChoice:
 def choose_engine(
     asked: EngineOption, target: CausalTarget, draft: DraftModel, device: torch.device
 ) -> EngineChoice:
-    """The decoder for a pair that runs on ``device``: "auto" is fast on a GPU where it can be."""
+    """The decoder for a pair that runs on ``device``: "auto" is fast on a GPU if possible."""
     if asked != "auto":
         return EngineChoice(asked)
     if device.type != "cuda":
@@ -40,9 +40,9 @@ def choose_engine(
 
 
 class DecodeRun:
-    """All prompts decoded once, under an observer; the time of it belongs to no check.
+    """All prompts decoded once, under an observer; the time this takes belongs to no check.
 
-    Raises ``DialectError`` (``target-not-fast``) where the fast decoder was asked for and cannot
+    Raises ``DialectError`` (``target-not-fast``) if the fast decoder was asked for but cannot
     decode the pair, and what ``decode`` raises.
     """
 
@@ -69,11 +69,11 @@ class DecodeRun:
 
     @property
     def marks(self) -> list[Marks]:
-        """What became of the tokens of every output."""
+        """What happened to the tokens of every output."""
         return [mark_decoded(*each) for each in zip(self.names, self.results, strict=True)]
 
     def run_greedily(self) -> tuple[DecodeOptions, tuple[DecodeResult, ...]]:
-        """Options and results at temperature 0: of this run, or of another where it samples."""
+        """Options and results at temperature 0: of this run, or of another one if this samples."""
         if self.options.sampling.greedy:
             return self.options, self.results
         options = replace(self.options, temperature=0.0)

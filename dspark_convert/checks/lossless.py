@@ -1,4 +1,4 @@
-"""Is speculative output the target's own: token by token when greedy, in law when sampled."""
+"""Is speculative output the target's own: token by token if greedy, in distribution if sampled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dspark_convert.runtime import DecodeOptions, DecodeResult, Target
 
 TIE_ULP = 8.0
-"""A gap of this many ULP between two logits is below what batching changes in their last bits."""
+"""A gap between two logits of up to this many ULP can come from batching alone."""
 
 MAX_LAW_ERROR = 1e-9
 SIGNIFICANCE = 1e-6
@@ -38,7 +38,7 @@ def check_greedy(
     results: Sequence[DecodeResult],
     options: DecodeOptions,
 ) -> CheckResult:
-    """The ``lossless-greedy`` check of a finished greedy run."""
+    """The ``lossless-greedy`` check on a finished greedy run."""
     from dspark_convert.runtime import decode_plain
 
     differences, tokens = [], 0
@@ -60,7 +60,7 @@ def check_greedy(
 
 
 def check_sampling(observer: RunObserver, temperature: float) -> CheckResult:
-    """The ``lossless-sampling`` check of a finished run at a temperature above 0."""
+    """The ``lossless-sampling`` check on a finished run at a temperature above 0."""
     values = observer.uniform_values.numpy()
     statistic = chi_square_of_uniform(values, CHI_SQUARE_BINS) if len(values) else None
     numbers = LosslessSamplingNumbers(
@@ -126,20 +126,24 @@ def _decide_greedy(numbers: LosslessGreedyNumbers) -> tuple[Verdict, str]:
         return "inconclusive", "no token was decoded"
     ties = len(numbers.differences)
     said = f"{numbers.identical} of {numbers.prompts} prompts identical, {numbers.tokens} tokens"
-    return "pass", f"{said}; {ties} part at ties" if ties else said
+    return "pass", f"{said}; {ties} diverge at ties" if ties else said
 
 
 def _decide_sampling(numbers: LosslessSamplingNumbers) -> tuple[Verdict, str]:
     if numbers.max_law_error is not None and numbers.max_law_error > MAX_LAW_ERROR:
-        return "fail", f"the law of a committed token is off by {numbers.max_law_error:.1e}"
+        return (
+            "fail",
+            f"the distribution of a committed token is off by {numbers.max_law_error:.1e}",
+        )
     if numbers.impossible:
-        return "fail", f"{numbers.impossible} of {numbers.tokens} draws had no probability"
+        return "fail", f"{numbers.impossible} of {numbers.tokens} draws had probability zero"
     if numbers.p_value is not None and numbers.p_value < SIGNIFICANCE:
         return "fail", f"tokens do not follow p and q: chi-square p = {numbers.p_value:.1e}"
     if numbers.p_value is None or numbers.tokens < MIN_DRAWS or not numbers.positions:
-        return "inconclusive", f"{numbers.tokens} draws; the test wants {MIN_DRAWS}"
+        return "inconclusive", f"{numbers.tokens} draws; the test needs {MIN_DRAWS}"
     return "pass", (
-        f"law off by at most {numbers.max_law_error:.1e} at {numbers.positions} positions; "
+        f"distribution off by at most {numbers.max_law_error:.1e} at {numbers.positions} "
+        "positions; "
         f"chi-square p = {numbers.p_value:.3f} over {numbers.tokens} draws"
     )
 
@@ -159,11 +163,11 @@ def _check_sampling(context: CheckContext) -> CheckResult:
 LOSSLESS_GREEDY = Check(
     id="lossless-greedy",
     title="Is greedy speculative output the target's own?",
-    looks_at="At temperature 0, the output of speculative decoding against a plain loop over "
-    "the target, token by token.",
-    fails_when="They part at a position where the target was not undecided. Where its two "
-    "largest logits lie within a few ULP of its dtype, batching alone can tip the choice: "
-    "that is reported as a tie.",
+    looks_at="At temperature 0, the output of speculative decoding is compared with a plain loop "
+    "over the target, token by token.",
+    fails_when="The two diverge at a position where the target's choice was clear. If its two "
+    "largest logits lie within a few ULP of its dtype, batching alone can tip the choice: that is "
+    "reported as a tie.",
     what_to_do="A failure is a fault of the decoder or the target's cache, never of the "
     "draft's weights: report it. `--engine plain` tells whether it is the fast decoder's.",
     needs=(*DRAFTING, DECODING),
@@ -173,12 +177,12 @@ LOSSLESS_GREEDY = Check(
 LOSSLESS_SAMPLING = Check(
     id="lossless-sampling",
     title="Does sampled speculative output follow the target's distribution?",
-    looks_at="At a temperature above 0: the exact law of a committed token, computed in "
-    "float64 from the real p and q of visited positions; and a seeded chi-square test of what "
-    "was drawn: each drafted token against q, its verdict against min(1, p/q), and the token "
-    "after them against the residual or p.",
-    fails_when="The law differs from p by more than 1e-9, something was drawn that has no "
-    "probability, or the chi-square test rejects at the stated significance.",
+    looks_at="At a temperature above 0: the exact distribution of a committed token, computed in "
+    "float64 from the real p and q of visited positions; and a seeded chi-square test of what was "
+    "drawn: each drafted token against q, its acceptance against min(1, p/q), and the token after "
+    "them against the residual or p.",
+    fails_when="The distribution differs from p by more than 1e-9, something of probability zero "
+    "was drawn, or the chi-square test rejects at the stated significance.",
     what_to_do="As for lossless-greedy: report it.",
     needs=(*DRAFTING, DECODING, TEMPERATURE),
     run=_check_sampling,

@@ -1,4 +1,4 @@
-"""Outputs as text, marked up by what became of the draft's tokens.
+"""Outputs as text, marked up by what happened to the draft's tokens.
 
 ``mark_up`` shows the first rounds of one output of a decode run; ``worst_texts`` those on which a
 draft did worst, in full.
@@ -34,7 +34,7 @@ _FIRST, _ACCEPTED, _REJECTED, _BONUS = range(len(_KINDS))
 
 
 def mark_up(prompt_id: str, result: DecodeResult, tokenizer: Any | None) -> ExampleText:
-    """The first rounds of an output; token ids stand for text where there is no tokenizer."""
+    """The first rounds of an output; without a tokenizer, token ids stand for text."""
     first = result.token_ids[:1]
     runs = [first]
     for round_ in result.rounds[:MAX_ROUNDS]:
@@ -51,7 +51,7 @@ def mark_up(prompt_id: str, result: DecodeResult, tokenizer: Any | None) -> Exam
 
 @dataclass(frozen=True)
 class Marks:
-    """One output. ``chances`` [G, kinds]: how likely each token came about in each way."""
+    """One output. ``chances`` [G, kinds]: how likely each token arose in each way."""
 
     id: str
     token_ids: tuple[int, ...]
@@ -84,7 +84,7 @@ def mark_decoded(prompt_id: str, result: DecodeResult) -> Marks:
 
 
 def mark_replayed(prompt_id: str, token_ids: Sequence[int], expectation: Expectation) -> Marks:
-    """How likely each token of a recorded text would come about in each way.
+    """How likely each token of a recorded text would arise in each way.
 
     ``token_ids`` are those after the prompt.
     """
@@ -99,7 +99,7 @@ def mark_replayed(prompt_id: str, token_ids: Sequence[int], expectation: Expecta
         later[:, _BONUS] += own * ~proposed[:, step]
         if step < steps - 1:
             later[:, _ACCEPTED] += expectation.successes[:, step]
-    # Past the last round nothing is committed for certain, nor worth showing.
+    # Past the last round nothing is certain to be committed, or worth showing.
     length = min(len(token_ids), anchors + 1)
     return Marks(
         prompt_id,
@@ -113,13 +113,13 @@ def mark_replayed(prompt_id: str, token_ids: Sequence[int], expectation: Expecta
 def worst_texts(
     marks: Sequence[Marks], count: int, tokenizer: Any | None
 ) -> tuple[MarkedText, ...]:
-    """The ``count`` texts of lowest accepted length, worst first; ids where no tokenizer is."""
+    """The ``count`` texts of lowest accepted length, worst first; ids if there is no tokenizer."""
     used = sorted((text for text in marks if text.rounds), key=lambda text: text.accepted_length)
     return tuple(_mark_spans(text, tokenizer) for text in used[:count])
 
 
 def _mark_spans(marks: Marks, tokenizer: Any | None) -> MarkedText:
-    """Runs of tokens that most likely came about in the same way."""
+    """Runs of tokens that most likely arose in the same way."""
     likeliest: npt.NDArray[np.int64] = marks.chances.argmax(-1)
     runs = [list(run) for _, run in groupby(range(len(likeliest)), key=likeliest.__getitem__)]
     texts = _decode_runs([[marks.token_ids[at] for at in run] for run in runs], tokenizer)
@@ -135,7 +135,7 @@ def _mark_spans(marks: Marks, tokenizer: Any | None) -> MarkedText:
 
 
 def _decode_runs(runs: Sequence[Sequence[int]], tokenizer: Any | None) -> Iterator[str]:
-    """The text of each run of tokens, as it reads after the runs before it."""
+    """The text of each run of tokens, as it reads after the previous runs."""
     if tokenizer is None:
         yield from ("".join(f" {token_id}" for token_id in run) for run in runs)
         return
@@ -143,7 +143,7 @@ def _decode_runs(runs: Sequence[Sequence[int]], tokenizer: Any | None) -> Iterat
     shown = 0
     for run in runs:
         ids += run
-        # A character cut between tokens decodes to U+FFFD; it appears with its last token.
+        # A character split between tokens decodes to U+FFFD; it appears with its last token.
         text = tokenizer.decode(ids).rstrip("\ufffd")
         yield text[shown:]
         shown = max(shown, len(text))

@@ -13,8 +13,7 @@ from dspark_convert.runtime.records import Observation
 from dspark_convert.runtime.rejection import compute_acceptance, compute_residual
 
 ROUNDING = 1e-3
-"""A token whose p falls short of q by this part has no residual, in whatever order p and q are
-summed."""
+"""If p falls short of q by this fraction, there is no residual, whatever the order of the sum."""
 
 
 class RunObserver:
@@ -55,7 +54,7 @@ class RunObserver:
 
     @property
     def max_law_error(self) -> float | None:
-        """Largest error of the law of a committed token, float64."""
+        """Largest error of the distribution of a committed token, float64."""
         return float(torch.stack(self._law_errors).max()) if self._law_errors else None
 
     @property
@@ -67,7 +66,7 @@ class RunObserver:
 
     @property
     def impossible(self) -> int:
-        """Decisions that their law gives no probability; one is a fault."""
+        """Decisions of probability zero; a single one is a fault."""
         return int(torch.cat(self._impossible).sum()) if self._impossible else 0
 
     def _mass_outside(self, seen: Observation, visited: Tensor) -> Tensor:
@@ -79,11 +78,11 @@ class RunObserver:
         return seen.target_probabilities[:, :-1][visited][:, ~self._draftable].sum(-1)
 
     def _transform(self, seen: Observation, p: Tensor, q: Tensor, visited: Tensor) -> Tensor:
-        """One value in [0, 1) for each random decision, uniform if it followed its law.
+        """One value in [0, 1) for each random decision, uniform if it followed its distribution.
 
-        Drafted tokens must follow q, their verdicts min(1, p / q), and the token after them the
-        residual, or p where all stand. Each law is given by what was decided before, so the values
-        are independent too.
+        Drafted tokens must follow q, their acceptance min(1, p / q), and the token after them the
+        residual, or p if all are accepted. Each distribution is given by what was decided before,
+        so the values are also independent.
         """
         stands = (torch.arange(q.shape[1], device=q.device) < seen.accepted[:, None])[visited]
         drafted, p_drafted, q_drafted = seen.draft_ids[visited], p[:, :-1][visited], q[visited]
@@ -96,7 +95,7 @@ class RunObserver:
         self._impossible += [
             _without_mass(q_drafted, drafted),
             stands & _without_mass(p_drafted, drafted),
-            # Beyond rounding: the round has p and q of its own.
+            # Beyond rounding: the round computed p and q by itself.
             _without_mass(p_next - (1 - ROUNDING) * q_next, seen.next_token_ids),
         ]
         return torch.cat(
@@ -108,10 +107,11 @@ class RunObserver:
         )
 
     def _spread(self, law: Tensor, tokens: Tensor, order: Tensor) -> Tensor:
-        """Randomised probability integral transform of tokens [n] under laws [n, V].
+        """Randomised probability integral transform of tokens [n] under distributions [n, V].
 
-        With F the running sum of the law, F before the token plus U times its own mass. Tokens come
-        in falling ``order``, q - p: what a wrong decision would draw too often is all at one end.
+        With F the running sum of the distribution: F before the token plus U times its own mass.
+        Tokens are sorted by falling ``order``, q - p, so what a wrong decision would draw too often
+        is all at one end.
         """
         mass, tokens = law.double(), tokens[:, None]
         mass = mass / mass.sum(-1, keepdim=True)
@@ -121,7 +121,7 @@ class RunObserver:
         return ((mass * before).sum(-1) + self._uniform(own) * own).clamp(0.0, 1.0)
 
     def _spread_verdicts(self, p: Tensor, q: Tensor, tokens: Tensor, stands: Tensor) -> Tensor:
-        """Where a token stands, a part of [0, a) with a = min(1, p / q); else of [a, 1)."""
+        """If a token is accepted, a part of [0, a) with a = min(1, p / q); else of [a, 1)."""
         p_token, q_token = (x.gather(1, tokens[:, None]).squeeze(1).double() for x in (p, q))
         accept = compute_acceptance(p_token, q_token)
         u = self._uniform(accept)
@@ -134,15 +134,15 @@ class RunObserver:
 
 
 def _without_mass(law: Tensor, tokens: Tensor) -> Tensor:
-    """Whether tokens [n] have none under laws [n, V]."""
+    """Whether tokens [n] have probability zero under distributions [n, V]."""
     return law.gather(1, tokens[:, None]).squeeze(1) <= 0
 
 
 def law_error(p: Tensor, q: Tensor) -> Tensor:
-    """Largest difference, float64, between the law of a committed token and p.
+    """Largest difference, float64, between the distribution of a committed token and p.
 
     ``p`` and ``q`` [positions, V]. A token is drafted from q and accepted with min(1, p/q), else
-    drawn from the residual; the law that results is written out for every token (DESIGN, Replay).
+    drawn from the residual; the resulting distribution is computed for every token.
     """
     p, q = (x.double() / x.double().sum(-1, keepdim=True) for x in (p, q))
     accepted = q * compute_acceptance(p, q)

@@ -1,4 +1,4 @@
-"""All knobs of ``dspark-verify check``, and what cannot be meant by them."""
+"""All knobs of ``dspark-verify check``, and the values that make no sense for them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dspark_convert.runtime import DecodeOptions
 from dspark_convert.runtime.machine import Machine, unusable_option
 
 Progress = Callable[[str, int, int], None]
-"""Is called with what is being done, how many prompts are done, and of how many."""
+"""Called with what is being done, how many prompts are done, and their total."""
 
 EngineOption = Literal["auto", "plain", "fast"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a draft is run on: its target over prompts, or a trace of it; and how.
+    """What a draft is run on, its target over prompts or a trace of it, and how.
 
     ``decode.stop_token_ids`` is replaced by the target's own unless ``stop_token_ids`` is given.
     With a ``trace`` no target is loaded; ``target_weights`` is the folder from which the draft's
     borrowed tensors are read, and limit, stop tokens and sampling are the trace's: ``stated`` names
-    those that the user gave, which must be the same. ``engine`` "auto" decodes or replays by
-    ``runtime.fast`` on a GPU where it can serve the pair, else by the plain functions of
+    those that the user gave, which must be equal to them. ``engine`` "auto" decodes or replays by
+    ``runtime.fast`` on a GPU if that can serve the pair, else by the plain functions of
     ``runtime``.
     """
 
@@ -50,13 +50,13 @@ class RunOptions:
         ``option-out-of-range``.
         """
         if self.trace is None and self.target_weights is not None:
-            expected = "--trace FILE beside it"
+            expected = "together with --trace FILE"
             raise unusable_option("trace-missing", "--target-weights", "no --trace", expected)
         if self.trace is not None:
             given = {"--target": self.target, "--prompts": self.prompts}
             for option, path in given.items():
                 if path is not None:
-                    code, found = "trace-option-conflict", "--trace beside it"
+                    code, found = "trace-option-conflict", "together with --trace"
                     raise unusable_option(code, option, found, "one of them")
         if self.batch_size < 1:
             raise _out_of_range("--batch-size", str(self.batch_size), "1 or above")
@@ -75,7 +75,7 @@ class VerifyOptions(RunOptions):
     worst: int = 0
 
     def acceptance_settings(self, num_tokens: int) -> AcceptanceSettings:
-        """What acceptance is held against, for a draft of ``num_tokens`` a round.
+        """The thresholds for acceptance, for a draft of ``num_tokens`` per round.
 
         Raises ``UsageError`` (``option-out-of-range``).
         """

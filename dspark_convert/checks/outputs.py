@@ -1,4 +1,4 @@
-"""What two drafts make of the same random contexts, and how far it is apart."""
+"""What two drafts compute from the same random contexts, and how far apart the results are."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read_shared(
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Embedding and head where a draft lacks one, by canonical name; and the names of random ones.
 
-    Each is the target's; without a target that of another draft, else a seeded random one.
+    Each is the target's; without a target the other draft's, else a seeded random one.
     """
     generator = torch.Generator().manual_seed(seed)
     expected = expected_tensors(sources[0].config)

@@ -1,4 +1,4 @@
-"""Does the draft belong to the target: sizes, layers, vocabulary, tokenizer."""
+"""Whether the draft belongs to the target: sizes, layers, vocabulary, tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Comparison = Literal["same", "different", "draft has none", "target has none"]
 def check_pairing(
     draft: DraftConfig, draft_folder: Path, target: TargetWeights, tokenizer: Any | None
 ) -> CheckResult:
-    """The ``pairing`` check; ``tokenizer`` is the target's, None when it has none."""
+    """The ``pairing`` check; ``tokenizer`` is the target's, None if it has none."""
     findings = Findings()
     validate_pairing(draft, target.config, target.vocab_size, findings)
     comparison = _compare_tokenizers(draft_folder, tokenizer)
@@ -31,7 +31,7 @@ def check_pairing(
     if errors:
         reason, failed = "; ".join(str(error) for error in errors), True
     elif comparison == "different":
-        reason, failed = "the draft's tokenizer gives other ids than the target's", True
+        reason, failed = "the draft's tokenizer gives different ids from the target's", True
     else:
         reason, failed = f"sizes and layers fit; tokenizer: {comparison}", False
     return CheckResult(
@@ -81,7 +81,7 @@ PAIRING = Check(
     id="pairing",
     title="Does the draft belong to this target?",
     looks_at="Hidden size, depth, layer ids and vocabulary of the draft against the target's "
-    "config, and the two tokenizers where both folders have one.",
+    "config, and the two tokenizers if both folders have one.",
     fails_when="A size differs, a layer id is beyond the target's depth, or the tokenizers "
     "give different ids. Skipped without a target.",
     what_to_do="Give the target that the draft was trained for, or correct the draft's config "

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dspark_convert.runtime import DraftModel
 
 EXPANDED_TOLERANCE = 1e-5
-"""Of outputs in fp32, absolute above 1 relative: what one more column of the Markov head may change
-in the last bits of a sum, when the vocabulary was expanded."""
+"""For outputs in fp32, absolute, and relative above 1: what one more column of the Markov head may
+change in the last bits of a sum if the vocabulary was expanded."""
 
 
 def check_parity(
@@ -34,10 +34,10 @@ def check_parity(
 ) -> CheckResult:
     """The ``parity`` check.
 
-    ``load`` is ``load_source`` with the device and ``target`` given. Absent embeddings and heads
+    ``load`` is ``load_source`` with the device and ``target`` given. Missing embeddings and heads
     come from ``target``; without it, from the other draft, or one seeded random tensor serves both.
-    Where the conversion expanded the vocabulary, outputs are compared in fp32 at the tokens that
-    both have, to ``EXPANDED_TOLERANCE``.
+    If the conversion expanded the vocabulary, outputs are compared in fp32 at the tokens that both
+    have, to ``EXPANDED_TOLERANCE``.
     """
     import torch
 
@@ -118,7 +118,7 @@ PARITY = Check(
     "are compared bit by bit. Tensors that neither stores come from the target, or one seeded "
     "random tensor stands in for both. Needs --source.",
     fails_when="Any output differs in any bit.",
-    what_to_do="Convert again; if it still differs, the conversion is wrong: report it.",
+    what_to_do="Convert again; if the outputs still differ, the conversion is wrong: report it.",
     needs=(SOUND_DRAFT, SOURCE),
     run=_check,
 )

@@ -46,10 +46,10 @@ Progress = Callable[[str, int, int], None]
 def follow_trace(
     header: TraceHeader, decode: DecodeOptions, stated: Collection[str]
 ) -> DecodeOptions:
-    """Options with limit, stop tokens and sampling of the trace.
+    """Options with the limit, stop tokens and sampling of the trace.
 
     ``stated`` are the fields of ``decode`` that the user gave; raises ``UsageError``
-    (``trace-option-conflict``) when one of them is not what the trace was recorded with.
+    (``trace-option-conflict``) if one of them is not what the trace was recorded with.
     """
     sampling = header.sampling
     followed = replace(
@@ -70,14 +70,14 @@ def follow_trace(
                     key=name,
                     expected=_text(recorded),
                     found=_text(asked),
-                    hint="leave the option out, or record a trace with this value",
+                    hint="omit the option, or record a trace with this value",
                 )
             )
     return followed
 
 
 class ReplayRun:
-    """All texts of a trace, put through a draft; a text is summed up before the next is read."""
+    """All texts of a trace, run through a draft; a text is summed up before the next is read."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class ReplayRun:
 
 @dataclass(frozen=True)
 class _Text:
-    """What is kept of one text: expected counts, and each drafted token that may be verified."""
+    """What is kept of one text: expected counts, and every drafted token that may be verified."""
 
     rounds: float
     committed: float
@@ -200,7 +200,7 @@ def _lengths(expectation: Expectation) -> Floats:
 
 
 def pool(counts: list[Floats]) -> list[float | None]:
-    """Ratios of the sums over texts of counts [..., 2], None where there is nothing."""
+    """Ratios of the sums over texts of counts [..., 2]; None if there is nothing."""
     total = np.sum(counts, 0)
     return [float(top / bottom) if bottom else None for top, bottom in total]
 

@@ -1,4 +1,4 @@
-"""Run every check of a draft and put the results into one report."""
+"""Run every check on a draft and put the results into one report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def verify(options: VerifyOptions, *, on_progress: Progress = lambda *news: None
     """Run the checks.
 
     Raises:
-        UsageError: options that cannot be meant, or neither target, trace nor source.
+        UsageError: options that make no sense, or neither target, trace nor source.
         CheckpointError, DialectError, DraftError, PromptError, TraceError: an input cannot be read.
     """
     context = CheckContext(options, on_progress)
@@ -63,7 +63,7 @@ def run_checks(context: CheckContext) -> dict[str, float]:
 
 
 def overall(results: Iterable[CheckResult]) -> Literal["pass", "fail", "inconclusive"]:
-    """Any failure fails; else anything inconclusive, or nothing decided, is inconclusive."""
+    """Any failure fails; otherwise anything inconclusive, or nothing decided, is inconclusive."""
     verdicts = {result.verdict for result in results}
     if "fail" in verdicts:
         return "fail"

@@ -1,4 +1,4 @@
-"""What a report says of how it came about: the draft, the target, and every setting."""
+"""What a report says about its origin: the draft, the target, and every setting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def describe_draft(context: CheckContext) -> VerifiedDraft:
 
 
 def describe_target(context: CheckContext) -> VerifiedTarget | None:
-    """The target; None where there is none, or the draft is too broken to be held against one."""
+    """The target; None if there is none, or the draft is too broken to be compared with one."""
     if not context.passed("structure"):
         return None
     if context.trace is not None:

@@ -1,4 +1,4 @@
-"""Do the files make a complete, consistent draft."""
+"""Whether the files make a complete, consistent draft."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STRUCTURE = Check(
     "layout, heads. No model runs.",
     fails_when="Anything is missing, contradictory or out of range. Serving engines rarely "
     "notice: they serve uninitialised memory.",
-    what_to_do="Each finding names the file, key or tensor and the option that overrules it.",
+    what_to_do="Each finding names the file, key or tensor, and the option that overrides it.",
     needs=(),
     run=check_structure,
 )

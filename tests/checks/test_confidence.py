@@ -74,7 +74,7 @@ def test_too_few_tokens_decide_nothing(rounds: tuple[Round, ...], enough: Verdic
 def test_one_fate_decides_nothing(round_: Round, tokens: int) -> None:
     result = check(round_, times=200)
     assert result.verdict == "inconclusive"
-    assert result.reason == f"all of {tokens} tokens had the same fate"
+    assert result.reason == f"all of {tokens} tokens had the same outcome"
     assert numbers(result).auc is None
 
 

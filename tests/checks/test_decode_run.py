@@ -145,8 +145,8 @@ OTHER_LAWS = [
     (engine, *law)
     for engine in ("plain", "fast")
     for law in (
-        ("compute_residual", swapped_residual, "had no probability"),
-        ("compute_residual", residual_without_q, "had no probability"),
+        ("compute_residual", swapped_residual, "had probability zero"),
+        ("compute_residual", residual_without_q, "had probability zero"),
         ("count_leading", every_token_stands, "do not follow p and q"),
     )
 ]

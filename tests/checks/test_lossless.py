@@ -160,7 +160,7 @@ def test_every_kind_of_draw_must_follow_its_law(fault: str | None) -> None:
     result = check_sampling(observer, 1.0)
     assert result.verdict == ("pass" if fault is None else "fail")
     assert result.numbers.tokens == 3 * rows
-    assert ("no probability" in result.reason) == (fault == "residual without q")
+    assert ("probability zero" in result.reason) == (fault == "residual without q")
 
 
 def test_one_draw_that_cannot_be_is_enough() -> None:

@@ -1,4 +1,4 @@
-"""Texts marked up by what became of the draft's tokens: by hand, and decoded against replayed."""
+"""Texts marked up by what happened to the draft's tokens: by hand, and decoded against replayed."""
 
 from __future__ import annotations
 

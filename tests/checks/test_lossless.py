@@ -236,4 +236,4 @@ def test_pairing_fails_for_another_tokenizer() -> None:
     )
     result = check_pairing(config, target, weights, Tokenizer())
     assert result.verdict == "fail"
-    assert "other ids" in result.reason
+    assert "different ids" in result.reason

@@ -6,19 +6,19 @@ python docs/generate.py --check    # exit with 1 if one does not match the code
 
 from __future__ import annotations
 
-import enum
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo
 
 from dspark_convert.checks import CHECKS
 from dspark_convert.cli import convert, verify
+from dspark_convert.cli.options import name_engines
 from dspark_convert.engines import ENGINES
 from dspark_convert.engines.base import VERDICTS, Claim
 
@@ -127,7 +127,7 @@ def _parameters(callback: Callable[..., Any]) -> Iterator[_Parameter]:
         names += declared.param_decls or ()
         yield _Parameter(
             names=tuple(names) or (f"--{name.replace('_', '-')}",),
-            value=None if kind is bool else declared.metavar or _describe(kind),
+            value=None if kind is bool else _show_value(declared.metavar) or _describe(kind),
             is_argument=isinstance(declared, ArgumentInfo),
             help=declared.help or "",
             default=_show_default(parameter.default),
@@ -137,24 +137,27 @@ def _parameters(callback: Callable[..., Any]) -> Iterator[_Parameter]:
 def _show_default(default: Any) -> str:
     if default is inspect.Parameter.empty:
         return "required"
-    return "" if default is None or default is False else f"`{_plain(default)}`"
+    return "" if default is None or default is False else f"`{default}`"
+
+
+def _show_value(metavar: str | None) -> str | None:
+    """The placeholder for a value, as the page shows it."""
+    return None if metavar is None else name_engines(metavar).strip("<>")
 
 
 def _describe(kind: Any) -> str:
     """What a value of a type looks like: its choices, or what kind of number or text."""
-    (kind, *_) = (part for part in (*get_args(kind), kind) if part is not type(None))
-    if issubclass(kind, enum.Enum):
-        return "|".join(str(member.value) for member in kind)
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    if get_origin(kind) is not None:  # ... | None
+        (kind,) = (part for part in get_args(kind) if part is not type(None))
+        return _describe(kind)
     return {int: "INTEGER", float: "NUMBER", str: "TEXT"}[kind]
 
 
 def _spell(option: _Parameter) -> str:
     names = ", ".join(f"`{name}`" for name in option.names)
     return names if option.value is None else f"{names} `{option.value}`"
-
-
-def _plain(value: Any) -> str:
-    return str(value.value if isinstance(value, enum.Enum) else value)
 
 
 def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -1,109 +1,139 @@
-"""What the commands of ``dspark-convert`` do: call the library, show, set the exit code."""
+"""Commands of ``dspark-convert``: convert a draft, describe it, check it, print schemas."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dspark_convert.cli.console import Sink
-from dspark_convert.cli.exits import CHECK_FAILED, refusals
-from dspark_convert.cli.render import (
-    check_view,
-    engines_view,
-    inspection_view,
-    plan_view,
-    summary_view,
-)
-from dspark_convert.conversion.engine_report import report_engines
-from dspark_convert.conversion.inspection import check_draft, inspect_draft
-from dspark_convert.conversion.plan import Conversion, plan_to_dense, plan_to_speculators
-from dspark_convert.conversion.run import run_conversion
-from dspark_convert.engines import REFERENCE
-from dspark_convert.errors import CheckpointError, Finding, OutputError, UsageError
-from dspark_convert.formats.overrides import Overrides, parse_overrides
-from dspark_convert.hub.sources import (
-    names_repository_to_read,
-    opened_draft,
-    opened_headers,
-    opened_target,
-)
-from dspark_convert.schemas.catalog import PUBLISHED, drifted, schema_file, schema_text
+from dspark_convert.cli import options
+from dspark_convert.errors import Finding, OutputError
 
-RawOverrides = tuple[str | None, str | None, list[str]]
-"""``--layout``, ``--d2t`` and every ``--set``, as typed."""
+if TYPE_CHECKING:  # every command imports what it needs when it runs
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.conversion.plan import Conversion
+    from dspark_convert.formats.overrides import Overrides
 
 
 def to_dense(
-    source: str,
-    output: Path,
-    *,
-    target: str | None,
-    written_for: str,
-    expand_vocab: bool,
-    overrides: RawOverrides,
-    dry_run: bool,
-    overwrite: bool,
-    verify_bytes: bool,
-    as_json: bool,
-    quiet: bool,
+    source: options.Source,
+    output: options.Output,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="REPO_OR_DIR",
+            help="The target model: fills an absent embedding or head, checks the pair.",
+        ),
+    ] = None,
+    written_for: options.WrittenFor = "reference",
+    expand_vocab: Annotated[
+        bool,
+        typer.Option(
+            "--expand-vocab",
+            help="Make a reduced vocabulary full, with the same proposals, for engines "
+            "without a vocabulary table.",
+        ),
+    ] = False,
+    layout: options.Layout = None,
+    d2t: options.TableMeaning = None,
+    settings: options.Settings = None,
+    dry_run: options.DryRun = False,
+    overwrite: options.Overwrite = False,
+    verify_bytes: options.VerifyBytes = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Convert a draft to dense, or show how it would be done."""
-    sink = Sink(as_json=as_json, quiet=quiet)
-    compared = target is not None and written_for != REFERENCE
-    with refusals(sink), ExitStack() as stack:
-        parsed = parse_overrides(*overrides)
-        fetching = _Fetching(sink, stack, parsed, whole=not dry_run, compared=compared)
-        model = fetching.target(target)
+    """Convert a draft to the dense form.
+
+    Weights are copied as bytes; the output appears complete or not at all.
+    """
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import refusals
+    from dspark_convert.conversion.plan import plan_to_dense
+    from dspark_convert.engines import find_engine
+    from dspark_convert.formats.overrides import parse_overrides
+
+    with refusals(Sink(as_json=as_json, quiet=quiet)) as sink, ExitStack() as stack:
+        engine = find_engine(written_for)
+        overrides = parse_overrides(layout, d2t, settings or [])
+        inputs = _Inputs(
+            sink, stack, overrides, whole=not dry_run, compared=bool(target and engine)
+        )
+        model = inputs.open_target(target)
         conversion = plan_to_dense(
-            fetching.draft(source),
+            inputs.open_draft(source),
             target=Path(model) if model else None,
-            overrides=parsed,
+            overrides=overrides,
             written_for=written_for,
             expand_vocabulary=expand_vocab,
         )
         if dry_run:
-            _show_plan(conversion, sink)
+            _show(conversion, sink)
         else:
             _carry_out(conversion, output, sink, overwrite=overwrite, verify_bytes=verify_bytes)
 
 
 def to_speculators(
-    source: str,
-    output: Path,
-    *,
-    verifier: str | None,
-    keep_verifier_weights: bool,
-    overrides: RawOverrides,
-    dry_run: bool,
-    overwrite: bool,
-    verify_bytes: bool,
-    as_json: bool,
-    quiet: bool,
+    source: options.Source,
+    output: options.Output,
+    verifier: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPO_OR_DIR",
+            help="The target model, which the result names; a folder or hf://OWNER/NAME is "
+            "compared with the draft, OWNER/NAME only recorded. Default: what an earlier "
+            "conversion recorded.",
+        ),
+    ] = None,
+    keep_verifier_weights: Annotated[
+        bool,
+        typer.Option(
+            "--keep-verifier-weights",
+            help="Store embedding and head, which speculators reads from the verifier.",
+        ),
+    ] = False,
+    layout: options.Layout = None,
+    d2t: options.TableMeaning = None,
+    settings: options.Settings = None,
+    dry_run: options.DryRun = False,
+    overwrite: options.Overwrite = False,
+    verify_bytes: options.VerifyBytes = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Convert a draft to speculators, or show how it would be done."""
-    sink = Sink(as_json=as_json, quiet=quiet)
+    """Convert a draft to the speculators form.
+
+    After a conversion to dense its manifest restores what dense cannot say.
+    """
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import refusals
+    from dspark_convert.conversion.plan import plan_to_speculators
+    from dspark_convert.formats.overrides import parse_overrides
+    from dspark_convert.hub.sources import names_repository_to_read
+
     local = verifier is not None and Path(verifier).is_dir()
     compared = local or names_repository_to_read(verifier)
-    with refusals(sink), ExitStack() as stack:
-        parsed = parse_overrides(*overrides)
-        fetching = _Fetching(sink, stack, parsed, whole=not dry_run, compared=compared)
+    with refusals(Sink(as_json=as_json, quiet=quiet)) as sink, ExitStack() as stack:
+        overrides = parse_overrides(layout, d2t, settings or [])
+        inputs = _Inputs(sink, stack, overrides, whole=not dry_run, compared=compared)
         conversion = plan_to_speculators(
-            fetching.draft(source),
-            verifier=fetching.target(verifier) if compared else verifier,
+            inputs.open_draft(source),
+            verifier=inputs.open_target(verifier) if compared else verifier,
             keep_verifier_weights=keep_verifier_weights,
-            overrides=parsed,
+            overrides=overrides,
         )
         if dry_run:
-            _show_plan(conversion, sink)
+            _show(conversion, sink)
         else:
             _carry_out(conversion, output, sink, overwrite=overwrite, verify_bytes=verify_bytes)
 
 
 @dataclass(frozen=True)
-class _Fetching:
+class _Inputs:
     """Opens what a conversion reads; from the Hub, no more than it will read."""
 
     sink: Sink
@@ -112,8 +142,10 @@ class _Fetching:
     whole: bool
     compared: bool
 
-    def draft(self, text: str) -> Path:
+    def open_draft(self, text: str) -> Path:
         """The folder of the source."""
+        from dspark_convert.hub.sources import opened_draft
+
         opened = opened_draft(
             text,
             overrides=self.overrides,
@@ -124,8 +156,10 @@ class _Fetching:
         )
         return self.stack.enter_context(opened)
 
-    def target(self, text: str | None) -> str:
+    def open_target(self, text: str | None) -> str:
         """The folder of the target model; "" without one."""
+        from dspark_convert.hub.sources import opened_target
+
         opened = opened_target(
             text,
             whole=self.whole or self.compared,
@@ -135,7 +169,9 @@ class _Fetching:
         return self.stack.enter_context(opened)
 
 
-def _show_plan(conversion: Conversion, sink: Sink) -> None:
+def _show(conversion: Conversion, sink: Sink) -> None:
+    from dspark_convert.cli.views.plan import plan_view
+
     sink.findings(conversion.plan.findings)
     sink.data(conversion.plan.model_dump(mode="json"), plan_view(conversion.plan))
 
@@ -143,6 +179,9 @@ def _show_plan(conversion: Conversion, sink: Sink) -> None:
 def _carry_out(
     conversion: Conversion, output: Path, sink: Sink, *, overwrite: bool, verify_bytes: bool
 ) -> None:
+    from dspark_convert.cli.views.plan import summary_view
+    from dspark_convert.conversion.run import run_conversion
+
     sink.findings(conversion.plan.findings)
     total = sum(conversion.plan.output_bytes.values())
     with sink.progress("copying", total) as advance:
@@ -156,54 +195,124 @@ def _carry_out(
     sink.data(manifest.model_dump(mode="json"), summary_view(conversion.plan, str(output)))
 
 
-def inspect(source: str, *, overrides: RawOverrides, as_json: bool) -> None:
-    """Describe a draft."""
-    sink = Sink(as_json=as_json)
-    with refusals(sink), opened_headers(source, sink.findings) as folder:
-        inspection = inspect_draft(folder, overrides=parse_overrides(*overrides))
+def inspect(
+    source: options.Source,
+    layout: options.Layout = None,
+    d2t: options.TableMeaning = None,
+    settings: options.Settings = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Describe a draft: dialect, layout, vocabulary, heads, sizes, and who can load it."""
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import refusals
+    from dspark_convert.cli.views.plan import inspection_view
+    from dspark_convert.conversion.inspection import inspect_draft
+    from dspark_convert.errors import CheckpointError
+    from dspark_convert.formats.overrides import parse_overrides
+    from dspark_convert.hub.sources import opened_headers
+
+    with (
+        refusals(Sink(as_json=as_json)) as sink,
+        opened_headers(source, sink.findings) as folder,
+    ):
+        overrides = parse_overrides(layout, d2t, settings or [])
+        inspection = inspect_draft(folder, overrides=overrides)
         sink.findings(inspection.findings)
         sink.data(inspection.model_dump(mode="json"), inspection_view(inspection))
         if inspection.draft is None and inspection.bundled is None:
             raise typer.Exit(CheckpointError.exit_code)
 
 
-def engines(source: str, *, overrides: RawOverrides, as_json: bool) -> None:
-    """What every engine does with a draft."""
-    sink = Sink(as_json=as_json)
-    with refusals(sink), opened_headers(source, sink.findings) as folder:
-        report = report_engines(folder, overrides=parse_overrides(*overrides))
+def engines(
+    source: options.Source,
+    layout: options.Layout = None,
+    d2t: options.TableMeaning = None,
+    settings: options.Settings = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say what each serving engine will do with a draft, and the line that starts it."""
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import refusals
+    from dspark_convert.cli.views.plan import engines_view
+    from dspark_convert.conversion.engine_report import report_engines
+    from dspark_convert.formats.overrides import parse_overrides
+    from dspark_convert.hub.sources import opened_headers
+
+    with (
+        refusals(Sink(as_json=as_json)) as sink,
+        opened_headers(source, sink.findings) as folder,
+    ):
+        report = report_engines(folder, overrides=parse_overrides(layout, d2t, settings or []))
         sink.findings(report.findings)
         sink.data(report.model_dump(mode="json"), *engines_view(report))
 
 
-def check(source: str, *, overrides: RawOverrides, as_json: bool, quiet: bool) -> None:
-    """Report every finding of the static checks."""
-    sink = Sink(as_json=as_json, quiet=quiet)
-    with refusals(sink), opened_headers(source, sink.findings) as folder:
-        report = check_draft(folder, overrides=parse_overrides(*overrides))
+def check(
+    source: options.Source,
+    layout: options.Layout = None,
+    d2t: options.TableMeaning = None,
+    settings: options.Settings = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run every static check and report all findings at once.
+
+    Exit code 0: no errors; 1: errors; 3: not even the config can be read.
+    """
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import CHECK_FAILED, refusals
+    from dspark_convert.cli.views.plan import check_view
+    from dspark_convert.conversion.inspection import check_draft
+    from dspark_convert.formats.overrides import parse_overrides
+    from dspark_convert.hub.sources import opened_headers
+
+    with (
+        refusals(Sink(as_json=as_json, quiet=quiet)) as sink,
+        opened_headers(source, sink.findings) as folder,
+    ):
+        report = check_draft(folder, overrides=parse_overrides(layout, d2t, settings or []))
         sink.findings(report.findings)
         sink.data(report.model_dump(mode="json"), check_view(report))
         if report.verdict == "fail":
             raise typer.Exit(CHECK_FAILED)
 
 
-def schema(name: str | None, *, write: Path | None, verify: Path | None) -> None:
-    """Print one schema or the list of them, or write or check a folder of all."""
-    sink = Sink()
-    with refusals(sink):
+def schema(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Print this schema.", show_default=False)
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", metavar="DIR", help="Write all schemas to a folder.")
+    ] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option("--check", metavar="DIR", help="Exit 1 if a folder's schemas are not ours."),
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a document, or write or check all of them."""
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import refusals
+    from dspark_convert.schemas.catalog import PUBLISHED, schema_text
+
+    with refusals(Sink()) as sink:
+        known = sorted(PUBLISHED)
         if write is not None:
             _write_schemas(write, sink)
         elif verify is not None:
             _check_schemas(verify, sink)
         elif name is None:
-            typer.echo("\n".join(sorted(PUBLISHED)))
+            typer.echo("\n".join(known))
         elif name in PUBLISHED:
             typer.echo(schema_text(name), nl=False)
         else:
-            raise _unknown_schema(name)
+            raise options.usage_error(
+                "unknown-schema", "no document has this name", name, ", ".join(known)
+            )
 
 
 def _write_schemas(folder: Path, sink: Sink) -> None:
+    from dspark_convert.schemas.catalog import PUBLISHED, schema_file, schema_text
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in PUBLISHED:
@@ -220,19 +329,11 @@ def _write_schemas(folder: Path, sink: Sink) -> None:
 
 
 def _check_schemas(folder: Path, sink: Sink) -> None:
+    from dspark_convert.cli.exits import CHECK_FAILED
+    from dspark_convert.schemas.catalog import drifted
+
     names = drifted(folder)
     for name in names:
         sink.note(f"{name} differs from the models; run: dspark-convert schema --write {folder}")
     if names:
         raise typer.Exit(CHECK_FAILED)
-
-
-def _unknown_schema(name: str) -> UsageError:
-    return UsageError(
-        Finding(
-            code="unknown-schema",
-            message="no document has this name",
-            found=name,
-            expected=", ".join(sorted(PUBLISHED)),
-        )
-    )

@@ -1,4 +1,4 @@
-"""What users type after ``dspark-verify diagnose``."""
+"""The command of ``dspark-verify`` that looks for the cause of bad drafting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dspark_convert.cli import verify_options as options
+from dspark_convert.cli import options
 
 
 def diagnose(
@@ -27,15 +27,15 @@ def diagnose(
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
-    draft_sampling: options.DraftSampling = options.DraftSamplingOption.sample,
+    draft_sampling: options.DraftSampling = "sample",
     num_speculative_tokens: options.NumSpeculativeTokens = None,
     seed: options.Seed = 0,
     batch_size: Annotated[int, typer.Option(help="Prompts run together.")] = 8,
-    engine: options.Engine = options.EngineOption.auto,
+    decoder: options.Decoder = "auto",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
-    as_json: options.AsJson = False,
+    as_json: options.ReportAsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Find out why a draft is accepted badly: read it in other ways, on the same texts.
@@ -43,30 +43,50 @@ def diagnose(
     Exit code 0: nothing better found; 1: a cause was found; 2: wrong usage; 3: an input was
     refused; 4: undecided.
     """
-    from dspark_convert.cli import diagnose_commands
-    from dspark_convert.cli.run_options import RawRun
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import DIAGNOSIS_CODES, refusals
+    from dspark_convert.cli.models import ModelFolders, quieten_transformers
+    from dspark_convert.cli.views.diagnosis import diagnosis_view
 
-    diagnose_commands.diagnose(
-        RawRun(
-            draft=draft,
-            target=target,
+    with refusals(Sink(as_json=as_json, quiet=quiet)) as sink:
+        quieten_transformers()
+        from dspark_convert.diagnosis.options import DiagnoseOptions, require_texts
+        from dspark_convert.diagnosis.run import run_diagnosis
+        from dspark_convert.runtime import DecodeOptions
+        from dspark_convert.runtime.machine import Machine
+
+        require_texts(target, trace)  # before anything is downloaded
+        folders = ModelFolders(sink, trust_remote_code)
+        asked = DiagnoseOptions(
+            draft=folders.find(draft),
+            target=folders.find_optional(target),
             trace=trace,
-            target_weights=target_weights,
+            target_weights=folders.find_optional(target_weights),
             prompts=prompts,
-            max_new_tokens=max_new_tokens,
-            stop_token_ids=stop_token_ids,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            draft_sampling=draft_sampling.value,
-            num_speculative_tokens=num_speculative_tokens,
+            decode=DecodeOptions(
+                max_new_tokens=(
+                    options.MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens
+                ),
+                temperature=temperature or 0.0,
+                top_k=top_k,
+                top_p=top_p,
+                draft_sampling=draft_sampling,
+                num_speculative_tokens=num_speculative_tokens,
+            ),
+            stop_token_ids=options.parse_stop_token_ids(stop_token_ids),
+            stated=options.stated(
+                max_new_tokens=max_new_tokens,
+                stop_token_ids=stop_token_ids,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+            ),
             seed=seed,
             batch_size=batch_size,
-            engine=engine.value,
-            device=device,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-        ),
-        as_json=as_json,
-        quiet=quiet,
-    )
+            engine=decoder,
+            machine=Machine(device=device, dtype=dtype, trust_remote_code=trust_remote_code),
+        )
+        with sink.steps() as on_progress:
+            result = run_diagnosis(asked, on_progress=on_progress)
+        sink.data(result.model_dump(mode="json"), diagnosis_view(result))
+        raise typer.Exit(DIAGNOSIS_CODES[result.verdict])

@@ -19,13 +19,15 @@ from dspark_convert.schemas.refusal import Refusal
 
 CHECK_FAILED = 1
 INCONCLUSIVE = 4
+VERDICT_CODES = {"pass": 0, "fail": CHECK_FAILED, "inconclusive": INCONCLUSIVE}
+DIAGNOSIS_CODES = {"healthy": 0, "cause-found": CHECK_FAILED, "undecided": INCONCLUSIVE}
 
 
 @contextmanager
-def refusals(sink: Sink) -> Iterator[None]:
+def refusals(sink: Sink) -> Iterator[Sink]:
     """Turn a ``DSparkError`` or a signal inside the block into a message and an exit code."""
     try:
-        yield
+        yield sink
     except DSparkError as error:
         if sink.as_json:
             refusal = Refusal(exit_code=error.exit_code, findings=error.findings)

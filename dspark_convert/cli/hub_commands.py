@@ -1,39 +1,50 @@
-"""What ``dspark-convert push`` does: read the report, publish, show."""
+"""The command of ``dspark-convert`` that writes to the Hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from dspark_convert.cli.console import Sink
-from dspark_convert.cli.exits import refusals
-from dspark_convert.cli.render import facts_grid
-from dspark_convert.hub.location import repository_name
-from dspark_convert.hub.push import push_conversion
-from dspark_convert.reports.read import read_report
-from dspark_convert.schemas.push import PushReport
+import typer
 
-_ACTIONS = {
-    "created": "a new repository",
-    "updated": "one commit to an existing repository",
-    "proposed": "a pull request",
-    "unchanged": "nothing: the Hub holds the same files",
-}
+from dspark_convert.cli import options
 
 
 def push(
-    folder: Path,
-    repository: str,
-    *,
-    public: bool,
-    create_pr: bool,
-    yes: bool,
-    report: Path | None,
-    as_json: bool,
-    quiet: bool,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The result of a conversion.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Where to publish it.")],
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new repository public; default: private.")
+    ] = False,
+    create_pr: Annotated[
+        bool, typer.Option("--create-pr", help="Propose the files in a pull request.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Commit to a repository that exists already.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="A report of dspark-verify about this draft, for the model card.",
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Publish a conversion."""
-    sink = Sink(as_json=as_json, quiet=quiet)
-    with refusals(sink):
+    """Publish a conversion on the Hub, with a model card, in one commit.
+
+    Its files must be what its manifest says, and pass every static check.
+    """
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import refusals
+    from dspark_convert.cli.views.push import push_view
+    from dspark_convert.hub.location import repository_name
+    from dspark_convert.hub.push import push_conversion
+    from dspark_convert.reports.read import read_report
+
+    with refusals(Sink(as_json=as_json, quiet=quiet)) as sink:
         result = push_conversion(
             folder,
             repository_name(repository),
@@ -44,19 +55,4 @@ def push(
             progress=sink.shows_progress,
             on_finding=sink.findings,
         )
-        sink.data(result.model_dump(mode="json"), facts_grid(_facts(result)))
-
-
-def _facts(result: PushReport) -> list[tuple[str, str]]:
-    facts = [
-        ("published", result.url),
-        ("done", _ACTIONS[result.action]),
-        ("commit", result.commit),
-        ("uploaded", ", ".join(result.uploaded) or "nothing"),
-        ("unchanged", ", ".join(result.unchanged) or "nothing"),
-    ]
-    if result.deleted:
-        facts.append(("deleted", ", ".join(result.deleted)))
-    if result.private is not None:
-        facts.append(("visible to", "its owner" if result.private else "everybody"))
-    return facts
+        sink.data(result.model_dump(mode="json"), push_view(result))

@@ -5,11 +5,37 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
+from typer.core import TyperCommand
+
+from dspark_convert.cli.options import name_engines
 
 REFUSED = 3
+
+
+def new_program(name: str, purpose: str) -> typer.Typer:
+    """A program without commands yet."""
+    return typer.Typer(
+        name=name,
+        help=purpose,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+class EngineHelp(TyperCommand):
+    """A command whose help names the engines; only showing it reads their table."""
+
+    def format_help(self, *arguments: Any) -> None:
+        """Write the help of this command."""
+        for parameter in self.params:
+            parameter.metavar = parameter.metavar and name_engines(parameter.metavar)
+        super().format_help(*arguments)
 
 
 def run(app: typer.Typer) -> None:

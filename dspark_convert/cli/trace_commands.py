@@ -1,27 +1,17 @@
-"""What ``record`` and ``import-vllm`` do: build the options, make the trace, say what it holds."""
+"""Commands of ``dspark-verify`` that make traces."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.console import RenderableType
+import typer
 
-from dspark_convert.cli.console import Sink
-from dspark_convert.cli.exits import refusals
-from dspark_convert.cli.render import facts_grid
-from dspark_convert.cli.run_options import quieten_transformers
-from dspark_convert.errors import Finding, UsageError
-from dspark_convert.schemas.trace import TraceHeader
+from dspark_convert.cli import options
 
 if TYPE_CHECKING:
-    from dspark_convert.traces.import_vllm import ImportOptions
-    from dspark_convert.traces.record import RecordOptions
+    from dspark_convert.cli.console import Sink
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _FEATURE_DTYPES: dict[str, Literal["float32", "bfloat16"] | None] = {
     "auto": None,
     "bf16": "bfloat16",
@@ -29,181 +19,157 @@ _FEATURE_DTYPES: dict[str, Literal["float32", "bfloat16"] | None] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class RawRecord:
-    """The options of ``record`` as typed."""
+def record(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder of the target model.")],
+    draft: options.JudgedDraft,
+    out: options.TraceOutput,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="all|ID,ID", help="Default: the draft's. -1 is the embedding."),
+    ] = None,
+    neighbours: Annotated[
+        bool, typer.Option("--neighbours", help="Also the layers one below and one above.")
+    ] = False,
+    prompts: options.Prompts = None,
+    given: Annotated[
+        bool, typer.Option("--given", help="Read responses of the prompts file; write none.")
+    ] = False,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Where rounds stop being started; a few more tokens are kept.")
+    ] = options.MAX_NEW_TOKENS,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    stop_token_ids: options.StopTokenIds = None,
+    seed: options.Seed = 0,
+    batch_size: Annotated[int, typer.Option(help="Prompts run together.")] = 8,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    feature_dtype: Annotated[
+        str, typer.Option(help="Of hidden states: auto (as the target runs), bf16 or fp32.")
+    ] = "auto",
+    top: Annotated[int, typer.Option(help="Largest log p kept of every position.")] = 256,
+    max_size: options.MaxSize = None,
+    overwrite: options.OverwriteTrace = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+    as_json: options.HeaderAsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run a target once and keep what judging a draft needs, so that it is not needed again."""
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import refusals
+    from dspark_convert.cli.models import quieten_transformers
+    from dspark_convert.cli.views.trace import trace_view
 
-    target: Path
-    draft: Path
-    out: Path
-    prompts: Path | None
-    given: bool
-    layers: str | None
-    neighbours: bool
-    max_new_tokens: int
-    stop_token_ids: str | None
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    seed: int
-    batch_size: int
-    device: str
-    dtype: str
-    feature_dtype: str
-    top: int
-    max_size: str | None
-    overwrite: bool
-    trust_remote_code: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class RawImport:
-    """The options of ``import-vllm`` as typed."""
-
-    folder: Path
-    target: Path
-    draft: Path
-    out: Path
-    text_origin: Literal["greedy", "given"]
-    layers: str
-    prompt_length: int | None
-    prompt_lengths: Path | None
-    max_new_tokens: int | None
-    stop_token_ids: str | None
-    max_size: str | None
-    overwrite: bool
-
-
-def record(raw: RawRecord, *, as_json: bool, quiet: bool) -> None:
-    """Run a target and record a trace."""
-    sink = Sink(as_json=as_json, quiet=quiet)
-    with refusals(sink):
-        options = _record_options(raw)
+    with refusals(Sink(as_json=as_json, quiet=quiet)) as sink:
         quieten_transformers()
+        from dspark_convert.runtime import SamplingOptions
+        from dspark_convert.runtime.machine import Machine
+        from dspark_convert.traces.record import RecordOptions
         from dspark_convert.traces.record import record as record_trace
 
+        if feature_dtype not in _FEATURE_DTYPES:
+            message, known = "--feature-dtype is not known", ", ".join(_FEATURE_DTYPES)
+            raise options.usage_error("dtype-unknown", message, feature_dtype, known)
+        asked = RecordOptions(
+            target=target,
+            draft=draft,
+            output=out,
+            prompts=prompts,
+            given=given,
+            layers=_parse_layers(layers),
+            neighbours=neighbours,
+            max_new_tokens=max_new_tokens,
+            sampling=SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p),
+            stop_token_ids=options.parse_stop_token_ids(stop_token_ids, code="ids-invalid"),
+            seed=seed,
+            batch_size=batch_size,
+            machine=Machine(device=device, dtype=dtype, trust_remote_code=trust_remote_code),
+            feature_dtype=_FEATURE_DTYPES[feature_dtype],
+            top_log_probs=top,
+            max_bytes=options.parse_size(max_size),
+            overwrite=overwrite,
+        )
         with sink.steps() as on_progress:
             header = record_trace(
-                options, on_size=lambda size: _say_size(sink, size), on_progress=on_progress
+                asked, on_size=lambda size: _say_size(sink, size), on_progress=on_progress
             )
-        sink.data(header.model_dump(mode="json"), _trace_view(header, raw.out))
+        sink.data(header.model_dump(mode="json"), trace_view(header, out))
 
 
-def import_vllm(raw: RawImport, *, as_json: bool, quiet: bool) -> None:
-    """Make a trace of vLLM's files."""
-    sink = Sink(as_json=as_json, quiet=quiet)
-    with refusals(sink):
-        options = _import_options(raw)
+def import_vllm(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Files of vLLM's hidden-state extraction.")
+    ],
+    text_origin: Annotated[
+        Literal["greedy", "given"],
+        typer.Option(help="greedy: the target's own text at temperature 0; given: any other."),
+    ],
+    target: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the target model.")],
+    layers: Annotated[
+        str,
+        typer.Option(
+            metavar="ID,ID",
+            help="As vLLM was given them (eagle_aux_hidden_state_layer_ids): 1 is the output of "
+            "decoder layer 0.",
+        ),
+    ],
+    draft: options.JudgedDraft,
+    out: options.TraceOutput,
+    prompt_lengths: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='JSON lines {"id": file stem, "prompt_length": N}.'),
+    ] = None,
+    prompt_length: Annotated[
+        int | None, typer.Option(help="Tokens of the prompt, the same in every file.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Default: as many as every text is long enough for.")
+    ] = None,
+    stop_token_ids: options.StopTokenIds = None,
+    max_size: options.MaxSize = None,
+    overwrite: options.OverwriteTrace = False,
+    as_json: options.HeaderAsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Make a trace of a target that ran in vLLM; without log p it serves temperature 0."""
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import refusals
+    from dspark_convert.cli.models import quieten_transformers
+    from dspark_convert.cli.views.trace import trace_view
+
+    with refusals(Sink(as_json=as_json, quiet=quiet)) as sink:
         quieten_transformers()
+        from dspark_convert.traces.import_vllm import ImportOptions
         from dspark_convert.traces.import_vllm import import_vllm as import_trace
 
+        asked = ImportOptions(
+            folder=folder,
+            target=target,
+            draft=draft,
+            output=out,
+            text_origin=text_origin,
+            layers=options.parse_ids(layers, "--layers"),
+            prompt_length=prompt_length,
+            prompt_lengths=prompt_lengths,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=options.parse_stop_token_ids(stop_token_ids, code="ids-invalid"),
+            max_bytes=options.parse_size(max_size),
+            overwrite=overwrite,
+        )
         with sink.steps() as on_progress:
             header, notes = import_trace(
-                options, on_size=lambda size: _say_size(sink, size), on_progress=on_progress
+                asked, on_size=lambda size: _say_size(sink, size), on_progress=on_progress
             )
         sink.findings(notes)
-        sink.data(header.model_dump(mode="json"), _trace_view(header, raw.out))
+        sink.data(header.model_dump(mode="json"), trace_view(header, out))
 
 
-def parse_size(text: str | None) -> int | None:
-    """Bytes of ``500MB``, ``2GiB`` or a plain number; K, M, G and T are decimal, Ki, Mi... binary.
-
-    Raises ``UsageError`` (``size-invalid``).
-    """
-    if text is None:
-        return None
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise _usage("size-invalid", "--max-size is a number of bytes", text, "500MB, 2GiB, ...")
-    number, unit, binary = match.groups(default="")
-    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
-
-
-def parse_ids(text: str, option: str) -> tuple[int, ...]:
-    """Comma-separated ids; ``UsageError`` (``ids-invalid``) for anything else."""
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise _usage("ids-invalid", f"{option} is a list of numbers", text, "1,2") from None
-
-
-def _record_options(raw: RawRecord) -> RecordOptions:
-    # Imported here: this is where PyTorch comes in, or is found missing.
-    from dspark_convert.runtime import SamplingOptions
-    from dspark_convert.runtime.machine import Machine
-    from dspark_convert.traces.record import RecordOptions
-
-    if raw.feature_dtype not in _FEATURE_DTYPES:
-        known = ", ".join(_FEATURE_DTYPES)
-        raise _usage("dtype-unknown", "--feature-dtype is not known", raw.feature_dtype, known)
-    return RecordOptions(
-        target=raw.target,
-        draft=raw.draft,
-        output=raw.out,
-        prompts=raw.prompts,
-        given=raw.given,
-        layers="all" if raw.layers == "all" else _optional_ids(raw.layers, "--layers"),
-        neighbours=raw.neighbours,
-        max_new_tokens=raw.max_new_tokens,
-        sampling=SamplingOptions(temperature=raw.temperature, top_k=raw.top_k, top_p=raw.top_p),
-        stop_token_ids=_stop_token_ids(raw.stop_token_ids),
-        seed=raw.seed,
-        batch_size=raw.batch_size,
-        machine=Machine(
-            device=raw.device, dtype=raw.dtype, trust_remote_code=raw.trust_remote_code
-        ),
-        feature_dtype=_FEATURE_DTYPES[raw.feature_dtype],
-        top_log_probs=raw.top,
-        max_bytes=parse_size(raw.max_size),
-        overwrite=raw.overwrite,
-    )
-
-
-def _import_options(raw: RawImport) -> ImportOptions:
-    import dspark_convert.runtime  # noqa: F401 - finds PyTorch missing, and says so
-    from dspark_convert.traces.import_vllm import ImportOptions
-
-    return ImportOptions(
-        folder=raw.folder,
-        target=raw.target,
-        draft=raw.draft,
-        output=raw.out,
-        text_origin=raw.text_origin,
-        layers=parse_ids(raw.layers, "--layers"),
-        prompt_length=raw.prompt_length,
-        prompt_lengths=raw.prompt_lengths,
-        max_new_tokens=raw.max_new_tokens,
-        stop_token_ids=_stop_token_ids(raw.stop_token_ids),
-        max_bytes=parse_size(raw.max_size),
-        overwrite=raw.overwrite,
-    )
-
-
-def _optional_ids(text: str | None, option: str) -> tuple[int, ...] | None:
-    return None if text is None else parse_ids(text, option)
-
-
-def _stop_token_ids(text: str | None) -> frozenset[int] | None:
-    return None if text is None else frozenset(parse_ids(text, "--stop-token-ids"))
+def _parse_layers(text: str | None) -> tuple[int, ...] | Literal["all"] | None:
+    if text == "all":
+        return "all"
+    return None if text is None else options.parse_ids(text, "--layers")
 
 
 def _say_size(sink: Sink, nbytes: int) -> None:
     sink.note(f"the trace takes at most {nbytes / 1e6:,.1f} MB, twice that while it is made")
-
-
-def _trace_view(header: TraceHeader, path: Path) -> RenderableType:
-    generated = sum(entry.num_tokens - entry.first_generated for entry in header.sequences)
-    sampling = header.sampling
-    origin = "given" if header.text_origin == "given" else f"temperature {sampling.temperature:g}"
-    return facts_grid(
-        [
-            ("trace", str(path)),
-            ("target", f"{header.target.name} ({header.target.dtype})"),
-            ("texts", f"{len(header.sequences)}, {generated} tokens after the prompts, {origin}"),
-            ("layers", ", ".join(map(str, header.layer_ids))),
-        ]
-    )
-
-
-def _usage(code: str, message: str, found: str, expected: str) -> UsageError:
-    return UsageError(Finding(code=code, message=message, found=found, expected=expected))

@@ -1,122 +1,179 @@
-"""What the commands of ``dspark-verify`` do: build the options, verify, show, set the exit code."""
+"""Commands of ``dspark-verify`` that check a draft, and say what a check is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dspark_convert.checks import CHECKS, find_check
-from dspark_convert.cli.console import Sink
-from dspark_convert.cli.exits import refusals
-from dspark_convert.cli.report import report_view
-from dspark_convert.cli.report_commands import EXIT_CODES, Outputs, append_step_summary
-from dspark_convert.cli.run_options import RawRun, build_options, open_folder, quieten_transformers
-from dspark_convert.errors import Finding, UsageError
-from dspark_convert.reports.gate import apply_gate, follow_gate, open_gate
-from dspark_convert.schemas.report import VerifyReport
+from dspark_convert.cli import options
 
-if TYPE_CHECKING:
-    from dspark_convert.checks.run import VerifyOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class RawOptions(RawRun):
-    """The options of ``check`` as typed; lists are still texts."""
-
-    source: str | None
-    confidence_threshold: float | None
-    min_accepted_length: float | None
-    min_acceptance: str | None
-    worst: int
+if TYPE_CHECKING:  # every command imports what it needs when it runs
+    from dspark_convert.reports.gate import Gate
 
 
 def check(
-    raw: RawOptions,
-    *,
-    gate: Path | None,
-    prompt_set: str | None,
-    outputs: Outputs,
-    as_json: bool,
-    quiet: bool,
+    draft: options.Draft,
+    target: options.Target = None,
+    trace: options.TraceFile = None,
+    target_weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPO_OR_DIR",
+            help="With --trace: the target model, for tensors that the draft lacks.",
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPO_OR_DIR", help="The draft before conversion: outputs must be equal."
+        ),
+    ] = None,
+    prompts: options.Prompts = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    stop_token_ids: options.StopTokenIds = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    draft_sampling: options.DraftSampling = "sample",
+    num_speculative_tokens: options.NumSpeculativeTokens = None,
+    confidence_threshold: Annotated[
+        float | None, typer.Option(help="End a proposal before a token of less confidence.")
+    ] = None,
+    min_accepted_length: Annotated[
+        float | None, typer.Option(help="Committed tokens per round, the bonus token included.")
+    ] = None,
+    min_acceptance: Annotated[
+        str | None,
+        typer.Option(metavar="X,Y,...", help="Acceptance at each position, given those before."),
+    ] = None,
+    worst: Annotated[
+        int,
+        typer.Option(metavar="N", help="Show the N texts of lowest accepted length, marked up."),
+    ] = 0,
+    seed: options.Seed = 0,
+    batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
+    decoder: options.Decoder = "auto",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    gate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Thresholds, dspark.toml; options given here overrule them."
+        ),
+    ] = None,
+    prompt_set: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --gate: run this prompt set of the file."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")
+    ] = None,
+    junit: options.JUnit = None,
+    markdown: options.Markdown = None,
+    html: options.Html = None,
+    as_json: options.ReportAsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Verify a draft; the exit code is the verdict."""
-    sink = Sink(as_json=as_json, quiet=quiet)
-    with refusals(sink):
-        outputs.check(*filter(None, (raw.draft, raw.target, raw.source)))
-        result = _check(raw, gate, prompt_set, sink)
-        outputs.write(result)
+    """Run every check of a draft.
+
+    Exit code 0: all passed; 1: one failed; 2: wrong usage; 3: an input was refused; 4:
+    inconclusive.
+    """
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import VERDICT_CODES, refusals
+    from dspark_convert.cli.models import ModelFolders, quieten_transformers
+    from dspark_convert.cli.report_files import ReportFiles, append_step_summary
+    from dspark_convert.cli.views.report import report_view
+    from dspark_convert.reports.gate import apply_gate, follow_gate
+
+    with refusals(Sink(as_json=as_json, quiet=quiet)) as sink:
+        files = ReportFiles(report=report, junit=junit, markdown=markdown, html=html)
+        files.check(*filter(None, (draft, target, source)))
+        thresholds = _open_gate(gate, prompt_set)
+        quieten_transformers()
+        from dspark_convert.checks.options import VerifyOptions
+        from dspark_convert.checks.run import verify
+        from dspark_convert.runtime import DecodeOptions
+        from dspark_convert.runtime.machine import Machine
+
+        folders = ModelFolders(sink, trust_remote_code)
+        asked = VerifyOptions(
+            draft=folders.find(draft),
+            target=folders.find_optional(target),
+            trace=trace,
+            target_weights=folders.find_optional(target_weights),
+            source=folders.find_optional(source),
+            prompts=prompts,
+            decode=DecodeOptions(
+                max_new_tokens=(
+                    options.MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens
+                ),
+                temperature=temperature or 0.0,
+                top_k=top_k,
+                top_p=top_p,
+                draft_sampling=draft_sampling,
+                num_speculative_tokens=num_speculative_tokens,
+                confidence_threshold=confidence_threshold,
+            ),
+            stop_token_ids=options.parse_stop_token_ids(stop_token_ids),
+            stated=options.stated(
+                max_new_tokens=max_new_tokens,
+                stop_token_ids=stop_token_ids,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+            ),
+            min_accepted_length=min_accepted_length,
+            min_acceptance=options.parse_fractions(min_acceptance),
+            worst=worst,
+            seed=seed,
+            batch_size=batch_size,
+            engine=decoder,
+            machine=Machine(device=device, dtype=dtype, trust_remote_code=trust_remote_code),
+        )
+        with sink.steps() as on_progress:
+            result = verify(
+                follow_gate(asked, thresholds) if thresholds else asked, on_progress=on_progress
+            )
+        result = apply_gate(thresholds, result) if thresholds else result
+        files.write(result)
         append_step_summary(result)
         sink.data(result.model_dump(mode="json"), report_view(result))
-        _offer_diagnosis(raw, result, sink)
-        raise typer.Exit(EXIT_CODES[result.verdict])
+        if any(each.id == "acceptance" and each.verdict == "fail" for each in result.checks):
+            texts = f"--trace {trace}" if trace else f"--target {target}"
+            sink.note(f"to find out why: dspark-verify diagnose {draft} {texts}")
+        raise typer.Exit(VERDICT_CODES[result.verdict])
 
 
-def _offer_diagnosis(raw: RawOptions, report: VerifyReport, sink: Sink) -> None:
-    failed = {check.id for check in report.checks if check.verdict == "fail"}
-    if "acceptance" in failed:
-        texts = f"--trace {raw.trace}" if raw.trace else f"--target {raw.target}"
-        sink.note(f"to find out why: dspark-verify diagnose {raw.draft} {texts}")
+def _open_gate(path: Path | None, prompt_set: str | None) -> Gate | None:
+    from dspark_convert.reports.gate import open_gate
+
+    if path is not None:
+        return open_gate(path, prompt_set)
+    if prompt_set is not None:
+        raise options.usage_error(
+            "gate-missing", "--prompt-set needs --gate", prompt_set, "--gate FILE"
+        )
+    return None
 
 
-def explain(check_id: str | None) -> None:
-    """Print the text of a check, or the list of checks."""
-    sink = Sink()
-    with refusals(sink):
+def explain(
+    check_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="A check; all of them are listed without it."),
+    ] = None,
+) -> None:
+    """Say what a check looks at, when it fails, and what to do then."""
+    from dspark_convert.checks import CHECKS, find_check
+    from dspark_convert.cli.console import Sink
+    from dspark_convert.cli.exits import refusals
+
+    with refusals(Sink()):
         if check_id is None:
             for check in CHECKS.values():
                 typer.echo(f"{check.id:18} {check.title}")
         else:
             typer.echo(find_check(check_id).explain(), nl=False)
-
-
-def _check(raw: RawOptions, gate: Path | None, prompt_set: str | None, sink: Sink) -> VerifyReport:
-    if gate is None:
-        if prompt_set is not None:
-            raise _usage("gate-missing", "--prompt-set needs --gate", prompt_set, "--gate FILE")
-        return _verify(_options(raw, sink), sink)
-    thresholds = open_gate(gate, prompt_set)
-    return apply_gate(thresholds, _verify(follow_gate(_options(raw, sink), thresholds), sink))
-
-
-def _options(raw: RawOptions, sink: Sink) -> VerifyOptions:
-    quieten_transformers()
-    from dspark_convert.checks.options import VerifyOptions
-
-    return build_options(
-        VerifyOptions,
-        raw,
-        sink,
-        confidence_threshold=raw.confidence_threshold,
-        source=None if raw.source is None else open_folder(raw, sink)(raw.source),
-        min_accepted_length=raw.min_accepted_length,
-        min_acceptance=_fractions(raw.min_acceptance),
-        worst=raw.worst,
-    )
-
-
-def _verify(options: VerifyOptions, sink: Sink) -> VerifyReport:
-    from dspark_convert.checks.run import verify
-
-    with sink.steps() as on_progress:
-        return verify(options, on_progress=on_progress)
-
-
-def _fractions(text: str | None) -> tuple[float, ...]:
-    if text is None:
-        return ()
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or not all(0.0 <= value <= 1.0 for value in values):
-        raise _usage(
-            "min-acceptance-invalid", "--min-acceptance is a list of fractions", text, "0.6,0.4"
-        )
-    return values
-
-
-def _usage(code: str, message: str, found: str, expected: str) -> UsageError:
-    return UsageError(Finding(code=code, message=message, found=found, expected=expected))

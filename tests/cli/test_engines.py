@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from dspark_convert.cli.convert import EngineOption
-from dspark_convert.engines import written_for
+from dspark_convert.cli.convert_commands import to_dense
+from dspark_convert.engines import ENGINES, REFERENCE, written_for
 from dspark_convert.schemas.catalog import schema_text
 from fixtures.deepseek_v4 import target, write_target
 
@@ -55,8 +57,41 @@ def test_exit_code(arguments: str, code: int, cli: Cli, golden: Path, tmp_path: 
     assert "Traceback" not in outcome.out + outcome.err
 
 
-def test_every_engine_that_is_written_for_can_be_named() -> None:
-    assert {option.value for option in EngineOption} == set(written_for())
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An engine that only its row knows."""
+    monkeypatch.setitem(ENGINES, "toy", replace(ENGINES["vllm"], key="toy", name="ToyServe"))
+    return "toy"
+
+
+def test_help_names_every_engine_that_is_written_for(cli: Cli, toy: str) -> None:
+    assert f"--for <{'|'.join(written_for())}>" in cli("to-dense", "--help").out
+    assert toy in written_for()
+
+
+def test_a_new_row_is_an_engine_to_write_for(
+    cli: Cli, toy: str, golden: Path, tmp_path: Path
+) -> None:
+    outcome = cli(
+        "to-dense", golden / REDUCED / "checkpoint", tmp_path / "out", "--for", toy, "--json"
+    )
+    assert (outcome.code, outcome.json["written_for"]) == (0, toy)
+
+
+def test_an_unknown_engine_is_wrong_usage_and_the_known_ones_are_listed(
+    cli: Cli, golden: Path, tmp_path: Path
+) -> None:
+    outcome = cli(
+        "to-dense", golden / REDUCED / "checkpoint", tmp_path / "out", "--for", "trt", "--json"
+    )
+    (finding,) = outcome.json["findings"]
+    assert (outcome.code, finding["code"], finding["found"]) == (2, "unknown-engine", "trt")
+    assert finding["expected"] == ", ".join(written_for())
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_written_without_for_is_the_reference_form() -> None:
+    assert signature(to_dense).parameters["written_for"].default == REFERENCE
 
 
 def test_report_validates_and_is_all_of_stdout(cli: Cli, golden: Path) -> None:

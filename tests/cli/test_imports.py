@@ -13,7 +13,8 @@ HEAVY = {"torch", "transformers", "scipy", "pandas", "huggingface_hub"}
 
 SCRIPT = """
 import json, sys
-from dspark_convert.cli.convert import app
+from importlib import import_module
+app = import_module("dspark_convert.cli." + sys.argv.pop(1)).app
 try:
     app(sys.argv[1:])
 except SystemExit as end:
@@ -25,11 +26,20 @@ print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--help"],
-        ["to-dense", "{source}", "{output}", "--quiet"],
-        ["inspect", "{source}", "--json"],
-        ["check", "{source}", "--quiet"],
+        ["convert", "--help"],
+        ["convert", "--version"],
+        ["convert", "to-dense", "--help"],
+        ["convert", "to-dense", "{source}", "{output}", "--quiet"],
+        ["convert", "inspect", "{source}", "--json"],
+        ["convert", "check", "{source}", "--quiet"],
+        ["verify", "--help"],
+        ["verify", "--version"],
+        ["verify", "check", "--help"],
+        ["verify", "diagnose", "--help"],
+        ["verify", "record", "--help"],
+        ["verify", "explain"],
     ],
+    ids=" ".join,
 )
 def test_no_heavy_module_is_imported(arguments: list[str], golden: Path, tmp_path: Path) -> None:
     places = {
@@ -42,3 +52,12 @@ def test_no_heavy_module_is_imported(arguments: list[str], golden: Path, tmp_pat
     assert code in (0, None)
     assert "dspark_convert" in modules
     assert not HEAVY & set(modules)
+
+
+@pytest.mark.parametrize("program", ["convert", "verify"])
+def test_help_needs_neither_documents_nor_tables(program: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, program, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    _, modules = json.loads(done.stdout.splitlines()[-1])
+    assert "typer" in modules
+    assert not {"numpy", "pydantic", "rich"} & set(modules)

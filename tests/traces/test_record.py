@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from dspark_convert.cli.trace_commands import parse_ids, parse_size
+from dspark_convert.cli.options import parse_ids, parse_size
 from dspark_convert.cli.verify import app
 from dspark_convert.errors import DSparkError, TraceError, UsageError
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD

@@ -1,4 +1,4 @@
-"""Documents as tables for people. No decisions are made here."""
+"""Conversion plans, drafts and what engines do with them, as tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dspark_convert.cli.console import literal, visible
+from dspark_convert.cli.views.tables import facts_grid, plain_table
 from dspark_convert.schemas.bundled import BundledDraft
 from dspark_convert.schemas.draft import DraftConfig, Layout
 from dspark_convert.schemas.engines import EnginesReport
@@ -250,26 +251,8 @@ def _size(count: int) -> str:
     raise AssertionError("unreachable")
 
 
-def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
-    """Labels and values in two columns."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="bold")
-    grid.add_column(overflow="fold")
-    for label, value in facts:
-        grid.add_row(label, literal(value))
-    return grid
-
-
 def _rows(title: str, headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
     table = plain_table(title, headers)
     for row in rows:
         table.add_row(*(literal(cell) for cell in row))
-    return table
-
-
-def plain_table(title: str, headers: tuple[str, ...]) -> Table:
-    """A table without lines that folds rather than cuts."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold", header_style="dim")
     return table

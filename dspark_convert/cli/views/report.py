@@ -9,10 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from dspark_convert.cli.console import literal, visible
-from dspark_convert.cli.render import facts_grid, plain_table
+from dspark_convert.cli.views.tables import (
+    VERDICT_STYLE,
+    facts_grid,
+    plain_table,
+    rules_table,
+)
 from dspark_convert.reports.content import describe_engine
 from dspark_convert.reports.text import bounds, count, number
-from dspark_convert.schemas.gate_outcome import RuleResult
 from dspark_convert.schemas.numbers import (
     AcceptanceNumbers,
     AgreementNumbers,
@@ -20,12 +24,6 @@ from dspark_convert.schemas.numbers import (
 )
 from dspark_convert.schemas.report import MarkedText, VerifyReport
 
-VERDICT_STYLE = {
-    "pass": "bold green",
-    "fail": "bold red",
-    "inconclusive": "bold yellow",
-    "skipped": "dim",
-}
 SPAN_MARKS = {
     "first": ("(", ")", "dim"),
     "accepted": ("", "", "green"),
@@ -75,15 +73,6 @@ def _marked(text: MarkedText) -> RenderableType:
     title = f"Among the worst: {text.id}, accepted length {text.accepted_length:.3f}"
     legend = "plain: accepted, [..]: in place of a rejected token, {..}: bonus, (..): prefill"
     return Group(literal(title, "bold"), literal(legend, "dim"), body, Text())
-
-
-def rules_table(title: str, rules: Sequence[RuleResult]) -> Table:
-    """The rules of a gate or a comparison."""
-    table = plain_table(title, ("rule", "verdict", "because"))
-    for rule in rules:
-        verdict = Text(rule.verdict, style=VERDICT_STYLE[rule.verdict])
-        table.add_row(literal(rule.rule), verdict, literal(rule.reason))
-    return table
 
 
 def _checks(report: VerifyReport) -> Table:

@@ -1,39 +1,18 @@
-"""What ``dspark-verify diagnose`` does: get texts, try every reading, show what was found."""
+"""A diagnosis as tables."""
 
 from __future__ import annotations
 
-import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dspark_convert.cli.console import Sink, literal
-from dspark_convert.cli.exits import refusals
-from dspark_convert.cli.render import facts_grid, plain_table
-from dspark_convert.cli.run_options import RawRun, build_options, quieten_transformers
+from dspark_convert.cli.console import literal
+from dspark_convert.cli.views.tables import facts_grid, plain_table
 from dspark_convert.reports.content import describe_engine, gain, sample_size
 from dspark_convert.reports.text import number
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
 
-EXIT_CODES = {"healthy": 0, "cause-found": 1, "undecided": 4}
-
 _STYLES = {"healthy": "bold green", "cause-found": "bold red", "undecided": "bold yellow"}
-
-
-def diagnose(raw: RawRun, *, as_json: bool, quiet: bool) -> None:
-    """Diagnose a draft; the exit code is the verdict."""
-    sink = Sink(as_json=as_json, quiet=quiet)
-    with refusals(sink):
-        quieten_transformers()
-        from dspark_convert.diagnosis.options import DiagnoseOptions, require_texts
-        from dspark_convert.diagnosis.run import run_diagnosis
-
-        require_texts(raw.target, raw.trace)
-        options = build_options(DiagnoseOptions, raw, sink)
-        with sink.steps() as on_progress:
-            result = run_diagnosis(options, on_progress=on_progress)
-        sink.data(result.model_dump(mode="json"), diagnosis_view(result))
-        raise typer.Exit(EXIT_CODES[result.verdict])
 
 
 def diagnosis_view(diagnosis: Diagnosis) -> RenderableType:

@@ -1,0 +1,99 @@
+"""The files that a report is written to, each whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspark_convert.errors import Finding, OutputError
+from dspark_convert.reports.content import tabulate_diagnosis
+from dspark_convert.reports.junit import render_junit
+from dspark_convert.reports.markdown import render_markdown
+from dspark_convert.schemas.diagnosis import Diagnosis
+from dspark_convert.schemas.report import VerifyReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFiles:
+    """The files that a report goes to."""
+
+    report: Path | None = None
+    junit: Path | None = None
+    markdown: Path | None = None
+    html: Path | None = None
+
+    def check(self, *inputs: str) -> None:
+        """Find out what would fail after hours of work; nothing goes into a folder of ``inputs``.
+
+        Raises ``OutputError`` (``report-not-written``), ``DependencyError`` (for the page).
+        """
+        read_only = [Path(os.path.realpath(folder)) for folder in inputs]
+        for path in filter(None, (self.report, self.junit, self.markdown, self.html)):
+            if not path.absolute().parent.is_dir() or path.is_dir():
+                raise _not_written(path, "not a file in an existing folder")
+            if any(folder in Path(os.path.realpath(path)).parents for folder in read_only):
+                raise _not_written(path, "it would lie in a folder that is only read")
+        if self.html:
+            import dspark_convert.reports.html  # noqa: F401 - says what is missing
+
+    def write(self, report: VerifyReport, diagnosis: Diagnosis | None = None) -> None:
+        """Write every form that was asked for; raises ``OutputError`` (``report-not-written``)."""
+        for path, text in self._texts(report, diagnosis):
+            _replace_file(path, text)
+
+    def _texts(
+        self, report: VerifyReport, diagnosis: Diagnosis | None
+    ) -> Iterator[tuple[Path, str]]:
+        if self.report:
+            document = report.model_dump(mode="json")
+            yield self.report, json.dumps(document, indent=2, sort_keys=True) + "\n"
+        if self.junit:
+            yield self.junit, render_junit(report)
+        if self.markdown:
+            yield self.markdown, render_markdown(report)
+        if self.html:
+            from dspark_convert.reports.html import render_html
+
+            table = tabulate_diagnosis(diagnosis) if diagnosis else None
+            yield self.html, render_html(report, diagnosis=table)
+
+
+def append_step_summary(report: VerifyReport) -> None:
+    """Show the report on the page of a GitHub job, if this runs in one."""
+    name = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not name:
+        return
+    try:
+        with Path(name).open("a", encoding="utf-8") as summary:
+            summary.write(render_markdown(report))
+    except OSError as error:
+        raise _not_written(Path(name), str(error.strerror)) from None
+
+
+def _replace_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all; through a link, and into a pipe or device as it is."""
+    real = Path(os.path.realpath(path))
+    temporary = real.with_name(f".{real.name}.tmp")
+    try:
+        if real.exists() and not real.is_file():
+            real.write_text(text, encoding="utf-8")
+            return
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(real)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _not_written(path, str(error.strerror)) from None
+
+
+def _not_written(path: Path, reason: str) -> OutputError:
+    return OutputError(
+        Finding(
+            code="report-not-written",
+            message=f"the report cannot be written: {reason}",
+            file=path.name,
+            hint="choose a path in an existing, writable folder",
+        )
+    )

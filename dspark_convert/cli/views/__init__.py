@@ -1,0 +1,1 @@
+"""Documents as tables for people: one module per document, and no decisions."""

@@ -1,4 +1,4 @@
-"""Write the pages of this folder that follow from the code: checks.md, cli.md and engines.md.
+"""Write the pages of this folder that follow from the code; ``PAGES`` lists them.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # exit with 1 if one does not match the code
@@ -7,6 +7,7 @@ python docs/generate.py --check    # exit with 1 if one does not match the code
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from dspark_convert.cli import convert, verify
 from dspark_convert.cli.options import name_engines
 from dspark_convert.engines import ENGINES
 from dspark_convert.engines.base import VERDICTS, Claim
+from dspark_convert.formats.decoders import DECODERS
+from dspark_convert.formats.dialects import DIALECTS
+from dspark_convert.formats.quantisation import SCHEMES, Scheme
+from dspark_convert.formats.rules import REQUIRED, FieldRule, dotted
+from dspark_convert.formats.unsupported import UNSUPPORTED
 
 DOCS = Path(__file__).parent
 _NOTICE = "<!-- Written by docs/generate.py; do not edit. -->"
@@ -73,11 +79,66 @@ def render_engines() -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def render_dialects() -> str:
+    """What is read and what is refused by name: dialects, decoders, quantisation schemes."""
+    sections = [
+        "# Dialects, decoders and quantisation",
+        _NOTICE,
+        "Everything that `dspark-convert` recognises. [Formats](formats.md) explains how the "
+        "dialects differ; `dspark-convert inspect DRAFT` says what a draft is.",
+        "## Dialects",
+        "The fields of a draft, and the keys that may hold each of them. Keys in bold are the ones "
+        "that are written. Two keys that disagree about a field are refused. A field without a "
+        "key is refused, takes the default given, or follows from the other keys and the tensors.",
+    ]
+    for dialect in DIALECTS.values():
+        sections.append(f"### {dialect.title}")
+        sections.append(f"Recognised by: {dialect.mark}.")
+        header = ("field", "keys", "default")
+        sections.append(_table(header, map(_field_row, dialect.rules)))
+    sections.append("## Decoders")
+    sections.append(
+        "The layers of a draft. The first decoder is assumed unless a config says otherwise."
+    )
+    rows = (
+        (row.name, ", ".join(row.architectures), ", ".join(row.model_types))
+        for row in DECODERS.values()
+    )
+    sections.append(_table(("decoder", "`architectures`", "`model_type`"), rows))
+    sections.append("## Quantised weights")
+    sections.append("Weights that are quantised in any other way are refused: `quantised-draft`.")
+    header = ("scheme", "what it does", "result")
+    sections.append(_table(header, map(_scheme_row, SCHEMES.values())))
+    sections.append("## Recognised and refused")
+    sections.append("DSpark drafts that are refused by name: `unsupported-dialect`.")
+    refused = ((row.name, row.what, row.served_by) for row in UNSUPPORTED)
+    sections.append(_table(("draft", "how it differs", "served by"), refused))
+    return "\n\n".join(sections) + "\n"
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "checks.md": render_checks,
     "cli.md": render_cli,
     "engines.md": render_engines,
+    "dialects.md": render_dialects,
 }
+
+
+def _field_row(rule: FieldRule) -> tuple[str, ...]:
+    keys = [
+        f"**`{dotted(place.path)}`**" if place.written else f"`{dotted(place.path)}`"
+        for place in rule.places
+    ]
+    if rule.default is REQUIRED:
+        absent = "refused"
+    else:
+        absent = "-" if rule.default is None else f"`{json.dumps(rule.default)}`"
+    return rule.field, ", ".join(keys), absent
+
+
+def _scheme_row(scheme: Scheme) -> tuple[str, ...]:
+    refused = f"refused (`unsupported-dialect`); served by {scheme.served_by}"
+    return scheme.name, scheme.what, "copied as it is" if scheme.companions else refused
 
 
 def _claim_row(claim: Claim) -> tuple[str, ...]:

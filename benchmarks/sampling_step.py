@@ -2,10 +2,11 @@
 
     python -m benchmarks.sampling_step [--json FILE]
 
-The step is what draws one drafted token of every row: base logits, Markov bias, temperature, noise,
-argmax, in one kernel. What it is held against is a kernel that only
-reads the same logits and weights. Both run in CUDA graphs, over copies of the inputs that do not
-fit into the L2 cache together, and over one copy that stays in it, as in the chain of a block.
+The step is what draws one drafted token of every row: embedding of the token before, Markov bias,
+base logits, temperature, noise and argmax, compiled as a round has them. What it is held against is
+a kernel that only reads the same logits and weights. Both run in CUDA graphs, over copies of the
+inputs that do not fit into the L2 cache together, and over one copy that stays in it, as in the
+chain of a block.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.decode import describe_machine, table_row
 from benchmarks.random_pair import QWEN3_8B, Size
+from dspark_convert.runtime.fast.runners import compile_function
+from dspark_convert.runtime.fast.sampling import ROUNDED, draw_token
 
 COPIES, REPEATS = 16, 30
 ROWS = (1, 16)
@@ -75,36 +80,44 @@ def time_each(launch: Callable[[int], object], copies: int) -> float:
     return statistics.median(times[3:])
 
 
-def measure(size: Size, width: int, rows: int, *, cold: bool, **tuning: Any) -> Figures:
+def measure(size: Size, width: int, rows: int, *, cold: bool) -> Figures:
     """Time a step and a reading of the same inputs."""
-    from dspark_convert.runtime.fast import sampling_kernels
-
     copies = COPIES if cold else 1
     inputs = Inputs(size, width, rows, copies)
-    out = torch.empty_like(inputs.logits[0])
-    keys = torch.full((2, rows), sampling_kernels.NO_KEY, device="cuda")
-    seeds = torch.zeros(2, dtype=torch.int64, device="cuda")
-
-    def step(copy: int) -> None:
-        # Token 1: its embedding is looked up at what token 0 drew, as in the middle of a chain.
-        sampling_kernels.draw(
-            inputs.logits[copy], inputs.embedding, inputs.anchors, inputs.weights[copy],
-            inputs.table, width, out, keys, 1, seeds, 1.0, **tuning,
-        )  # fmt: skip
-
-    sampling_kernels.draw(
-        inputs.logits[0], inputs.embedding, inputs.anchors, inputs.weights[0], inputs.table,
-        width, out, keys, 0, seeds, 1.0, **tuning,
-    )  # fmt: skip
-    read = fastest_read(inputs, copies)
     return Figures(
         draft_vocabulary=width,
         batch=rows,
         cold=cold,
         read_bytes=inputs.logits[0].nbytes + inputs.weights[0].nbytes,
-        read=read,
-        step=time_each(step, copies),
+        read=fastest_read(inputs, copies),
+        step=time_each(compile_step(inputs), copies),
     )
+
+
+def compile_step(inputs: Inputs) -> Callable[[int], object]:
+    """A step over one of the copies, its random bits included."""
+    bits = torch.empty(inputs.logits[0].shape, dtype=torch.int32, device="cuda")
+    temperature = torch.ones((), device="cuda")
+    compiled = compile_function(draw_after, ROUNDED)
+
+    def step(copy: int) -> object:
+        # The generator that every graph knows.
+        bits.random_()
+        chosen = inputs.logits[copy], inputs.weights[copy]
+        fixed = inputs.embedding, inputs.anchors, inputs.table
+        return compiled(*chosen, *fixed, bits, temperature)
+
+    return step
+
+
+def draw_after(
+    logits: Tensor, weight: Tensor, embedding: Tensor, previous: Tensor, table: Tensor | None,
+    bits: Tensor, temperature: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Biased logits [R, D], and the target ids [R] drawn from them after ``previous``."""
+    biased = logits + functional.linear(embedding[previous], weight)
+    drawn = draw_token(biased, bits, temperature)
+    return biased, drawn if table is None else drawn + table[drawn]
 
 
 def fastest_read(inputs: Inputs, copies: int) -> float:

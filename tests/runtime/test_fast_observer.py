@@ -195,13 +195,13 @@ def test_every_finished_prompt_is_told(observed: bool) -> None:
         assert told == [1, 2, 3, 4, 5]
 
 
-# What the kernels decide
+# What a GPU decides
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("draft_sampling", ["sample", "greedy"])
-def test_sampled_rounds_of_the_kernels_are_lossless(
+def test_sampled_rounds_on_a_gpu_are_lossless(
     draft_sampling: Literal["sample", "greedy"],
 ) -> None:
     target, draft = kernel_pair()

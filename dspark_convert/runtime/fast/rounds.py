@@ -21,7 +21,7 @@ from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.drafting import check_threshold, count_tokens
 from dspark_convert.runtime.fast.models import StaticDraft, StaticTarget
 from dspark_convert.runtime.fast.runners import compile_function
-from dspark_convert.runtime.fast.sampling import FusedSampler, NarrowChoice, soften, verify_narrow
+from dspark_convert.runtime.fast.sampling import BlockSampler, NarrowChoice, soften, verify_narrow
 from dspark_convert.runtime.fast.transfer import Download
 from dspark_convert.runtime.progress import Outcome, unpack_outcomes
 from dspark_convert.runtime.propose import Chain, ChooseToken, GreedyChoice, run_chain
@@ -167,14 +167,12 @@ class Rounds:
         generator = require_generator(self.generator)
         return NarrowChoice(self.vocabulary, self.options.temperature, generator)
 
-    def _build_sampler(self, rows: int) -> FusedSampler | None:
-        if not isinstance(self.choose, NarrowChoice):
+    def _build_sampler(self, rows: int) -> BlockSampler | None:
+        temperature = self.options.temperature
+        if not isinstance(self.choose, NarrowChoice) or not BlockSampler.serves(temperature):
             return None
-        draft, temperature = self.draft_model, self.options.temperature
-        if not FusedSampler.serves(draft, temperature):
-            return None
-        return FusedSampler(
-            draft,
+        return BlockSampler(
+            self.draft_model,
             self.vocabulary,
             temperature,
             self.choose.generator,

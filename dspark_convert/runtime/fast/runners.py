@@ -149,6 +149,8 @@ def _gains(attention: Any) -> tuple[Tensor, Tensor, float] | None:
     return attention.q_norm.weight, *_norm(attention.k_norm)
 
 
-def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled for each shape that it meets."""
-    return torch.compile(function, dynamic=False, fullgraph=True)
+def compile_function(
+    function: Callable[..., Any], options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compiled for each shape that it meets; ``options`` are the compiler's."""
+    return torch.compile(function, dynamic=False, fullgraph=True, options=options)

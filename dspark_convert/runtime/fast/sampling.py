@@ -16,19 +16,18 @@ import torch
 from torch import Tensor
 
 from dspark_convert.runtime.draft import DraftModel
-from dspark_convert.runtime.heads import MarkovHead
-from dspark_convert.runtime.propose import Chain, compute_confidence
+from dspark_convert.runtime.fast.runners import compile_function
+from dspark_convert.runtime.propose import Chain, run_chain
 from dspark_convert.runtime.rejection import Acceptance, Uniforms, compute_residual, count_leading
 from dspark_convert.runtime.sampling import draw_gumbel, one_hot, scale_logits
 from dspark_convert.runtime.vocabulary import DraftVocabulary
 
-try:
-    from dspark_convert.runtime.fast import sampling_kernels
-except ImportError:  # Triton comes with PyTorch for CUDA on Linux only
-    sampling_kernels = None  # type: ignore[assignment]
-
 COLDEST = 0.05
 """Below this temperature logits that are scaled before their maximum is known lose digits."""
+
+# The compiler must round logits where the modules do, or tokens are drawn from other logits than
+# those that are stored as q: it may not skip a rounding, nor merge a product and a sum.
+ROUNDED = {"emulate_precision_casts": True, "pattern_matcher": False}
 
 
 def soften(logits: Tensor, temperature: float) -> Tensor:
@@ -84,10 +83,11 @@ def verify_narrow(
     return Acceptance(accepted, draw_gumbel(weights.log(), generator))
 
 
-class FusedSampler:
-    """``run_chain`` with ``NarrowChoice``, then ``verify_narrow``, each logit read once by kernels.
+class BlockSampler:
+    """``run_chain`` with ``NarrowChoice``, then ``verify_narrow``, each as one function.
 
-    The logits, biased, stay inside.
+    On a GPU the functions are compiled. The random bits are drawn before they are called, because
+    compiled code cannot use a generator.
     """
 
     def __init__(
@@ -100,111 +100,128 @@ class FusedSampler:
         rows: int,
         num_tokens: int,
     ) -> None:
-        self.draft, self.vocabulary = draft, vocabulary
-        self.temperature, self.generator = temperature, generator
-        self.first = draft.first_predicting_slot
-        self.table = vocabulary.draft_id_to_target_id
-        new: Any = draft.lm_head.weight.new_zeros
-        self.biased = new(rows, self.first + num_tokens, draft.config.draft_vocab_size)
-        self.keys = new(num_tokens, rows, dtype=torch.int64)
+        self.draft, self.vocabulary, self.generator = draft, vocabulary, generator
+        new: Any = draft.lm_head.weight.new_empty
+        self.temperature = new((), dtype=torch.float32).fill_(temperature)
+        self.draft_bits = new(num_tokens, rows, draft.config.draft_vocab_size, dtype=torch.int32)
+        self.next_bits = new(rows, vocabulary.target_size, dtype=torch.int32)
+        self._draw: Any = draw_chain
+        self._verify: Any = verify_block
+        if draft.device.type == "cuda":
+            self._draw = compile_function(draw_chain, ROUNDED)
+            self._verify = compile_function(verify_block)
 
     @staticmethod
-    def serves(draft: DraftModel, temperature: float) -> bool:
-        """Whether the kernels are there, and exact enough for the dtype and the temperature."""
-        half = draft.dtype in (torch.bfloat16, torch.float16)
-        there = sampling_kernels is not None and draft.device.type == "cuda"
-        return there and half and temperature >= COLDEST
+    def serves(temperature: float) -> bool:
+        """Whether logits that are not scaled from their maximum are exact enough."""
+        return temperature >= COLDEST
 
     def draw(self, hidden_RBH: Tensor, anchor_ids_R: Tensor) -> Chain:
-        """See ``propose.run_chain``; the biased logits are overwritten by the next round."""
-        draft, first, num_tokens = self.draft, self.first, len(self.keys)
-        hidden = hidden_RBH[:, : first + num_tokens]
-        base = draft.compute_draft_logits(hidden)
-        self.seeds = torch.randint(
-            2**62, (2,), generator=self.generator, device=draft.device, dtype=torch.int64
+        """See ``propose.run_chain``."""
+        self.draft_bits.random_(generator=self.generator)
+        chain: Chain = self._draw(
+            self.draft, self.vocabulary, hidden_RBH, anchor_ids_R, self.draft_bits, self.temperature
         )
-        self.keys.fill_(sampling_kernels.NO_KEY)
-        state = None
-        for slot in range(first + num_tokens):
-            latents, latent_ids, state = self._mix(slot, hidden, anchor_ids_R, state)
-            if slot >= first:
-                self._draw_token(slot - first, base, latents, latent_ids)
-        target_ids = self._drawn_ids(self.keys).T
-        anchors = anchor_ids_R[:, None]
-        previous_ids = torch.cat((anchors.expand(-1, first + 1), target_ids[:, :-1]), 1)
-        return Chain(
-            base_logits=base,
-            biased_logits=self.biased,
-            previous_ids=previous_ids,
-            target_ids=target_ids,
-            confidence_logits=compute_confidence(draft, hidden, previous_ids),
-        )
+        return chain
 
     def verify(self, p_logits_RQV: Tensor, chain: Chain, lengths_R: Tensor) -> Acceptance:
-        """See ``rejection.verify_sampled``; ``chain`` is the last one drawn."""
-        kernels, temperature = sampling_kernels, self.temperature
-        q_logits = self.biased[:, self.first :]
-        ids, draft_ids = chain.target_ids, kernels.columns_of(self.keys).T
-        q_sums = kernels.sum_exponentials(q_logits, temperature)
-        p_sums = kernels.sum_exponentials(p_logits_RQV, temperature)
-        p_drafted = self._probability(p_logits_RQV[:, :-1], ids, p_sums)
-        q_drafted = self._probability(q_logits, draft_ids, q_sums)
-        uniforms = Uniforms.draw(len(ids), ids.shape[1], self.generator)
-        accepted = count_leading(uniforms.accept * q_drafted < p_drafted, lengths_R)
-        next_ids = kernels.draw_next(
+        """See ``rejection.verify_sampled``; ``chain`` is one that was drawn here."""
+        self.next_bits.random_(generator=self.generator)
+        rows, tokens = chain.target_ids.shape
+        acceptance: Acceptance = self._verify(
             p_logits_RQV,
-            p_sums,
-            q_logits,
-            q_sums,
-            None if self.table is None else self.vocabulary.draft_ids,
-            self.vocabulary.usable,
-            accepted,
+            chain.biased_logits[:, self.draft.first_predicting_slot :],
+            chain.target_ids,
             lengths_R,
-            self.seeds,
-            temperature,
-        )
-        return Acceptance(accepted, next_ids)
-
-    def _mix(
-        self, slot: int, hidden: Tensor, anchor_ids: Tensor, state: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """What ``sampling_kernels.draw`` takes as latents and their ids; and the next state."""
-        head = self.draft.markov_head
-        if head is None:
-            return None, None, None
-        if type(head) is MarkovHead:
-            return head.markov_w1.weight, anchor_ids, None
-        drawn = slot - self.first - 1
-        previous = anchor_ids if drawn < 0 else self._drawn_ids(self.keys[drawn])
-        latents, state = head.mix(head.embed(previous), hidden[:, slot], state)
-        return latents, None, state
-
-    def _draw_token(
-        self, token: int, base: Tensor, latents: Tensor | None, latent_ids: Tensor | None
-    ) -> None:
-        head, slot = self.draft.markov_head, self.first + token
-        sampling_kernels.draw(
-            base[:, slot],
-            latents,
-            latent_ids,
-            None if head is None else head.markov_w2.weight,
-            self.table,
-            self.vocabulary.usable,
-            self.biased[:, slot],
-            self.keys,
-            token,
-            self.seeds,
+            self.vocabulary,
+            Uniforms.draw(rows, tokens, self.generator).accept,
+            self.next_bits,
             self.temperature,
         )
+        return acceptance
 
-    def _drawn_ids(self, keys: Tensor) -> Tensor:
-        """Target ids, of the shape of ``keys``."""
-        return self.vocabulary.map_draft_to_target(sampling_kernels.columns_of(keys))
 
-    def _probability(
-        self, logits_RND: Tensor, ids_RN: Tensor, sums: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Of ids [R, N], float64, from logits [R, N, D] and their sums [R, N or more]."""
-        peaks, log_totals = (each[:, : ids_RN.shape[1]] for each in sums)
-        chosen = logits_RND.gather(2, ids_RN[..., None]).squeeze(2).float()
-        return ((chosen - peaks) / self.temperature - log_totals).exp().double()
+def draw_chain(
+    draft: DraftModel,
+    vocabulary: DraftVocabulary,
+    hidden_RBH: Tensor,
+    anchor_ids_R: Tensor,
+    bits_NRD: Tensor,
+    temperature: Tensor,
+) -> Chain:
+    """``run_chain`` of N tokens, drawn by the Gumbel-max trick; see ``to_exponential`` for bits."""
+
+    def choose(token: int, logits_RD: Tensor) -> Tensor:
+        draft_ids = draw_token(logits_RD, bits_NRD[token], temperature)
+        return vocabulary.map_draft_to_target(draft_ids)
+
+    return run_chain(
+        draft,
+        hidden_RBH,
+        anchor_ids_R,
+        choose,
+        num_tokens=len(bits_NRD),
+        vocabulary=vocabulary,
+    )
+
+
+def verify_block(
+    p_logits_RQV: Tensor,
+    q_logits_RND: Tensor,
+    target_ids_RN: Tensor,
+    lengths_R: Tensor,
+    vocabulary: DraftVocabulary,
+    accept_RN: Tensor,
+    bits_RV: Tensor,
+    temperature: Tensor,
+) -> Acceptance:
+    """``verify_narrow`` of logits, reading all of them only for their sums.
+
+    ``accept`` are uniform numbers; see ``to_exponential`` for the bits.
+    """
+    p_scaled, q_scaled = (x.float() / temperature for x in (p_logits_RQV, q_logits_RND))
+    p_sums, q_sums = log_sum(p_scaled), log_sum(q_scaled)
+    draft_ids = vocabulary.map_target_to_draft(target_ids_RN)
+    p_drafted = p_scaled[:, :-1].gather(2, target_ids_RN[..., None]).squeeze(2) - p_sums[:, :-1]
+    q_drafted = q_scaled.gather(2, draft_ids[..., None]).squeeze(2) - q_sums
+    stands = accept_RN * q_drafted.exp().double() < p_drafted.exp().double()
+    accepted = count_leading(stands, lengths_R)
+    rows = torch.arange(len(accepted), device=accepted.device)
+    p = (p_scaled[rows, accepted] - p_sums[rows, accepted, None]).exp()
+    at = accepted.clamp(max=target_ids_RN.shape[1] - 1)
+    q = (q_scaled[rows, at] - q_sums[rows, at, None]).exp()
+    # After full acceptance nothing is subtracted, and the bonus comes from p.
+    known = (accepted < lengths_R)[:, None] & (vocabulary.draft_ids >= 0)
+    q = torch.where(known, q[:, vocabulary.draft_ids.clamp(min=0)], 0.0)
+    weights = compute_residual(p, q)
+    return Acceptance(accepted, find_largest(weights.log() - to_exponential(bits_RV).log()))
+
+
+def draw_token(logits: Tensor, bits: Tensor, temperature: Tensor) -> Tensor:
+    """Ids int64 [...] drawn from ``softmax(logits / temperature)`` by the Gumbel-max trick."""
+    return find_largest(logits.float() / temperature - to_exponential(bits).log())
+
+
+def to_exponential(bits: Tensor) -> Tensor:
+    """Exponential numbers, fp32, from 31 random bits, int32: in steps of 2^-31 near 0."""
+    return -torch.log1p((bits.float() + 0.5) * -(2.0**-31))
+
+
+def log_sum(x: Tensor) -> Tensor:
+    """``x.logsumexp(-1)`` where something is finite, in the form that takes one pass."""
+    peak = x.amax(-1, keepdim=True)
+    total = (x - peak).exp().sum(-1, keepdim=True)
+    return (peak + total.log()).squeeze(-1)
+
+
+def find_largest(x: Tensor) -> Tensor:
+    """``x.argmax(-1)`` of fp32, which the compiler leaves to one program for each row.
+
+    It splits a maximum: of keys that compare as the value does, then the smaller column first.
+    """
+    bits = x.view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    column = torch.arange(x.shape[-1], device=x.device)
+    # The compiler computes with columns in 32 bits.
+    largest = (ordered * 2**32 + (2**31 - 1 - column)).amax(-1)
+    return 2**31 - 1 - largest % 2**32

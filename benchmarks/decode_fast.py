@@ -1,10 +1,11 @@
 """Time and memory of a round on the fast path, against reading the weights once.
 
-    python -m benchmarks.decode_fast [--rounds 32] [--json FILE] [--tiny]
+    python -m benchmarks.decode_fast [--rounds 32] [--json FILE] [--compiled] [--tiny]
 
 The pair, the prompts and the floor are those of ``benchmarks.decode``, which measures the plain
 path. A round is timed from outside: a CUDA event is recorded between launches, and the results of
-every round are copied to the host as decoding copies them.
+every round are copied to the host as decoding copies them. ``--compiled`` measures each setting
+again with layers in compiled PyTorch in the place of our kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.compiled_layers import compiled_layers
 from benchmarks.decode import (
     Setting,
     Stopwatch,
@@ -35,8 +37,9 @@ from dspark_convert.runtime.records import DecodeOptions
 
 WARM_UP = 8
 NAMES = (
-    "draft vocabulary", "batch", "T", "accepted length", "round (fastest-slowest)", "floor",
-    "round / floor", "wall", "start, s", "beyond weights and caches, GiB",
+    "draft vocabulary", "batch", "T", "layers", "accepted length", "round (fastest-slowest)",
+    "round / kernels", "floor", "round / floor", "wall", "start, s",
+    "beyond weights and caches, GiB",
 )  # fmt: skip
 
 
@@ -47,6 +50,7 @@ class Figures:
     draft_vocabulary: int
     batch: int
     temperature: float
+    compiled: bool
     rounds: int
     accepted_length: float
     median: float
@@ -79,7 +83,9 @@ def build_rounds(setting: Setting, count: int) -> Rounds:
 
 
 @torch.no_grad()
-def measure(setting: Setting, measured: int, copy_rate: float) -> Figures:
+def measure(
+    setting: Setting, measured: int, copy_rate: float, *, compiled: bool = False
+) -> Figures:
     """Time ``measured`` rounds after ``WARM_UP`` others; ``copy_rate`` in bytes per second."""
     if setting.cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -103,6 +109,7 @@ def measure(setting: Setting, measured: int, copy_rate: float) -> Figures:
         draft_vocabulary=setting.draft.config.draft_vocab_size,
         batch=setting.batch,
         temperature=setting.temperature,
+        compiled=compiled,
         rounds=measured,
         accepted_length=1 + statistics.mean(itertools.chain(*accepted[WARM_UP:])),
         median=statistics.median(times),
@@ -124,16 +131,18 @@ def beyond_bytes(setting: Setting, rounds: Rounds) -> int:
     return int(torch.cuda.max_memory_allocated()) - weights - held
 
 
-def describe(figures: Figures) -> str:
-    """The row of one setting."""
+def describe(figures: Figures, kernels: Figures) -> str:
+    """The row of one setting; ``kernels`` are the figures of the package as it is."""
     beyond = figures.beyond_bytes
     return table_row(
         (
             figures.draft_vocabulary,
             figures.batch,
             f"{figures.temperature:g}",
+            "compiled" if figures.compiled else "kernels",
             f"{figures.accepted_length:.2f}",
             f"{figures.median:.2f} ({figures.fastest:.2f}-{figures.slowest:.2f})",
+            f"{figures.median / kernels.median:.3f}",
             f"{figures.floor:.2f}",
             f"{figures.median / figures.floor:.2f}",
             f"{figures.wall:.2f}",
@@ -143,15 +152,22 @@ def describe(figures: Figures) -> str:
     )
 
 
-def run(size: Size, device: torch.device, rounds: int, output: Path | None) -> None:
+def run(
+    size: Size, device: torch.device, rounds: int, output: Path | None, *, compiled: bool
+) -> None:
     """Measure and print every setting; ``output`` gets the figures as JSON."""
     machine, copy_rate = describe_machine(device), measure_copy_rate(size, device)
     print(f"{machine}; copies move {copy_rate / 1e9:.0f} GB/s\n")
     print(table_row(NAMES), table_row(["---"] * len(NAMES)), sep="\n")
     every = []
     for setting in settings(size, device):
-        every.append(measure(setting, rounds, copy_rate))
-        print(describe(every[-1]), flush=True)
+        kernels = measure(setting, rounds, copy_rate)
+        every.append(kernels)
+        print(describe(kernels, kernels), flush=True)
+        if compiled:
+            with compiled_layers():
+                every.append(measure(setting, rounds, copy_rate, compiled=True))
+            print(describe(every[-1], kernels), flush=True)
     if output is not None:
         rows = [asdict(figures) for figures in every]
         document = {"machine": machine, "copy_rate": copy_rate, "settings": rows}
@@ -163,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=32, help="measured rounds of each setting")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument("--compiled", action="store_true", help="also without our kernels")
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
@@ -170,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.tiny and not torch.cuda.is_available():
         parser.error("no CUDA device; --tiny runs on the CPU")
     size, device = (TINY, "cpu") if options.tiny else (QWEN3_8B, "cuda")
-    run(size, torch.device(device), options.rounds, options.json)
+    run(size, torch.device(device), options.rounds, options.json, compiled=options.compiled)
 
 
 if __name__ == "__main__":

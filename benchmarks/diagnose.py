@@ -25,7 +25,7 @@ from torch import Tensor
 from benchmarks.random_pair import QWEN3_8B, TINY, Size, build_draft
 from benchmarks.replay import TOP, describe_machine, random_sequence, replay_one, stopwatch
 from dspark_convert.diagnosis.diagnose import diagnose, plan_trials
-from dspark_convert.diagnosis.hypotheses import MAX_MASKS, TargetFacts
+from dspark_convert.diagnosis.readings import MAX_MASKS, TargetFacts
 from dspark_convert.diagnosis.shared_replay import SharedReplay
 from dspark_convert.diagnosis.subject import DiagnosisInput, ReplayInput
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD

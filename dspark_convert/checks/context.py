@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checks.acceptance import AcceptanceSettings
 from dspark_convert.checks.decode_run import DecodeRun
 from dspark_convert.checks.options import Progress, VerifyOptions
@@ -106,7 +107,7 @@ class CheckContext:
         *,
         dtype: torch.dtype | None = None,
         stand_ins: Mapping[str, Tensor] | None = None,
-        loaded: Mapping[str, Tensor] | None = None,
+        loaded: Mapping[StoredTensor, Tensor] | None = None,
     ) -> DraftModel:
         """See ``load_source``; the draft itself is loaded once in each dtype."""
         lent = set(stand_ins or ()) - source.tensors.keys() if self.target_weights is None else ()

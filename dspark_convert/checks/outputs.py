@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.target import TargetWeights
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, expected_tensors
@@ -58,25 +60,41 @@ def _outputs(draft: DraftModel, features: Tensor, anchor: int) -> Mapping[str, T
     return {name: value for name, value in outputs.items() if value is not None}
 
 
-def read_shared(
-    sources: Sequence[DraftSource], target: TargetWeights | None, seed: int
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Embedding and head where a draft lacks one, by canonical name; and the names of random ones.
+@dataclass
+class SharedTensors:
+    """Embedding and head of two drafts, where one of them lacks it.
 
     Each is the target's; without a target the other draft's, else a seeded random one.
     """
+
+    stand_ins: dict[str, Tensor] = field(default_factory=dict)
+    """Those that stand in for a target's, by canonical name."""
+    loaded: dict[StoredTensor, Tensor] = field(default_factory=dict)
+    """Those that were read from a file."""
+    invented: tuple[str, ...] = ()
+
+
+def read_shared(
+    sources: Sequence[DraftSource], target: TargetWeights | None, seed: int
+) -> SharedTensors:
+    """What neither draft may read for itself, so that both have the same; it is read once."""
     generator = torch.Generator().manual_seed(seed)
     expected = expected_tensors(sources[0].config)
-    shared, invented = {}, []
+    shared = SharedTensors()
     for name in (EMBEDDING, LM_HEAD):
         stored = [source.tensors[name] for source in sources if name in source.tensors]
         if len(stored) == len(sources):
             continue
         if target is not None:
-            shared[name] = read_weight(target.supply(name), torch.device("cpu"))
-        elif stored:
-            shared[name] = read_weight(stored[0], torch.device("cpu"))
+            stored = [target.supply(name)]
+        for place in stored:
+            if place not in shared.loaded:
+                shared.loaded[place] = read_weight(place, torch.device("cpu"))
+        if target is not None:
+            continue
+        if stored:
+            shared.stand_ins[name] = shared.loaded[stored[0]]
         else:
-            shared[name] = 0.02 * torch.randn(expected[name].shape, generator=generator)
-            invented.append(name)
-    return shared, tuple(invented)
+            shared.stand_ins[name] = 0.02 * torch.randn(expected[name].shape, generator=generator)
+            shared.invented += (name,)
+    return shared

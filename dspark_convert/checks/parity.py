@@ -44,17 +44,13 @@ def check_parity(
     from dspark_convert.checks.outputs import CONTEXT_LENGTHS, OUTPUTS, compare_outputs, read_shared
 
     expanded = _is_expansion(original.config, converted.config)
-    shared, invented = read_shared((original, converted), target, seed)
+    shared = read_shared((original, converted), target, seed)
     drafts = [
         load(
             source,
             dtype=torch.float32 if expanded else None,
-            stand_ins=shared if target is None else {},
-            loaded={
-                name: tensor
-                for name, tensor in shared.items()
-                if (name in source.tensors) == (target is None)
-            },
+            stand_ins=shared.stand_ins,
+            loaded=shared.loaded,
         )
         for source in (original, converted)
     ]
@@ -66,7 +62,7 @@ def check_parity(
         compared=compared,
         different=different,
         max_abs_difference=largest,
-        stand_ins=invented,
+        stand_ins=shared.invented,
     )
     if different:
         size = "in shape" if largest is None else f"by up to {largest:.3g}"

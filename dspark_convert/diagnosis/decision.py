@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from dspark_convert.checks.acceptance import USELESS_BELOW
-from dspark_convert.diagnosis.hypotheses import Hypothesis, Reading
+from dspark_convert.diagnosis.readings import Hypothesis, Reading
 from dspark_convert.diagnosis.scores import Resampler, Scores
 from dspark_convert.replay.expectation import Floats
 from dspark_convert.schemas.diagnosis import DecisionRule, HypothesisResult
@@ -148,14 +148,7 @@ class Judge:
 
     def declared(self, trial: Trial) -> HypothesisResult:
         """The result of the declared reading itself."""
-        return HypothesisResult.model_validate(
-            {
-                "id": trial.hypothesis.id,
-                "status": "declared",
-                "reason": trial.hypothesis.looks_like,
-                **self._levels(self.base),
-            }
-        )
+        return self._describe(trial, self.base, "declared")
 
     def compare(self, own: Scores, base: Scores | None = None) -> Comparison:
         """Compare a reading with the declared one, or with another."""
@@ -171,20 +164,17 @@ class Judge:
         enough = self.texts >= self.rule.min_texts
         found = comparison.gains and enough and not drafts_badly(own.accepted_length)
         status: Status = "cause" if found else "hint" if comparison.hints else "rejected"
-        return HypothesisResult.model_validate(
-            {
-                "id": trial.hypothesis.id,
-                "status": status,
-                "reason": trial.hypothesis.looks_like,
-                **self._levels(own),
-                "difference": None if np.isnan(overlap.mean) else overlap.mean,
-                "difference_interval95": overlap.interval95,
-                "difference_decision_interval": overlap.decision,
-                "accepted_tokens_difference": tokens.mean,
-                "accepted_tokens_interval95": tokens.interval95,
-                "accepted_tokens_decision_interval": tokens.decision,
-                "fix": trial.reading.fix,
-            }
+        return self._describe(
+            trial,
+            own,
+            status,
+            difference=None if np.isnan(overlap.mean) else overlap.mean,
+            difference_interval95=overlap.interval95,
+            difference_decision_interval=overlap.decision,
+            accepted_tokens_difference=tokens.mean,
+            accepted_tokens_interval95=tokens.interval95,
+            accepted_tokens_decision_interval=tokens.decision,
+            fix=trial.reading.fix,
         )
 
     def _difference(self, sums: Floats, least: float) -> Difference:
@@ -195,19 +185,26 @@ class Judge:
         mean = float(sums.sum() / max(anchors.sum(), 1.0))
         return Difference(mean, interval95, likely, decision, least, int(np.count_nonzero(sums)))
 
-    def _levels(self, own: Scores) -> dict[str, object]:
+    def _describe(
+        self, trial: Trial, own: Scores, status: Literal["declared"] | Status, **compared: Any
+    ) -> HypothesisResult:
+        """The numbers of a reading; ``compared`` are those that compare it with the declared."""
         anchors = max(float(own.anchors.sum()), 1.0)
         known = not np.isnan(own.overlap).any()
-        return {
-            "anchors": int(own.anchors.sum()),
-            "accepted_length": own.accepted_length,
-            "interval95": self.resampler.interval(
+        return HypothesisResult(
+            id=trial.hypothesis.id,
+            status=status,
+            reason=trial.hypothesis.looks_like,
+            anchors=int(own.anchors.sum()),
+            accepted_length=own.accepted_length,
+            interval95=self.resampler.interval(
                 own.committed[self._used], own.rounds[self._used], 0.95
             ),
-            "overlap": float(own.overlap.sum()) / anchors if known else None,
-            "overlap_at_most": float(own.overlap_at_most.sum()) / anchors if known else None,
-            "accepted_tokens": float(own.accepted_tokens.sum()) / anchors,
-        }
+            overlap=float(own.overlap.sum()) / anchors if known else None,
+            overlap_at_most=float(own.overlap_at_most.sum()) / anchors if known else None,
+            accepted_tokens=float(own.accepted_tokens.sum()) / anchors,
+            **compared,
+        )
 
 
 def drafts_badly(accepted_length: float | None) -> bool:

@@ -20,7 +20,7 @@ from dspark_convert.diagnosis.decision import (
     drafts_badly,
     total_gain,
 )
-from dspark_convert.diagnosis.hypotheses import HYPOTHESES, NotApplicableError
+from dspark_convert.diagnosis.readings import HYPOTHESES, NotApplicableError
 from dspark_convert.diagnosis.scores import Scores, score_readings
 from dspark_convert.diagnosis.screening import Sample, Screening, choose_sample, screen
 from dspark_convert.diagnosis.subject import DiagnosisInput, ReplayInput
@@ -28,7 +28,12 @@ from dspark_convert.errors import Finding, UsageError
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.runtime.replay import PLAIN
 from dspark_convert.runtime.replay_steps import ReplaySteps
-from dspark_convert.schemas.diagnosis import DecisionRule, Diagnosis, HypothesisResult
+from dspark_convert.schemas.diagnosis import (
+    DecisionRule,
+    Diagnosis,
+    DiagnosisVerdict,
+    HypothesisResult,
+)
 from dspark_convert.schemas.trace import TraceHeader
 
 Progress = Callable[[str, int, int], None]
@@ -141,31 +146,29 @@ def _conclude(
     header = None if suspect.subject is None else suspect.subject.around.header
     verdict, best, reason = _verdict(results, judged_texts, rule)
     ordered = sorted(results, key=lambda result: result.id != best)
-    return Diagnosis.model_validate(
-        {
-            "tool_version": __version__,
-            "verdict": verdict,
-            "best": best,
-            "reason": reason,
-            "draft": suspect.name,
-            "target": suspect.target,
-            "texts": 0 if header is None else len(header.sequences),
-            "anchors": results[0].anchors or 0,
-            "temperature": header and header.sampling.temperature,
-            "overlap_temperature": header and header.top_temperature,
-            "engine": steps and steps.name,
-            "engine_reason": steps and steps.reason,
-            "seed": seed,
-            "decision": rule,
-            "hypotheses": ordered,
-            "findings": suspect.findings,
-        }
+    return Diagnosis(
+        tool_version=__version__,
+        verdict=verdict,
+        best=best,
+        reason=reason,
+        draft=suspect.name,
+        target=suspect.target,
+        texts=0 if header is None else len(header.sequences),
+        anchors=results[0].anchors or 0,
+        temperature=None if header is None else header.sampling.temperature,
+        overlap_temperature=None if header is None else header.top_temperature,
+        engine=None if steps is None else steps.name,
+        engine_reason=None if steps is None else steps.reason,
+        seed=seed,
+        decision=rule,
+        hypotheses=tuple(ordered),
+        findings=suspect.findings,
     )
 
 
 def _verdict(
     results: Sequence[HypothesisResult], texts: int, rule: DecisionRule
-) -> tuple[str, str, str]:
+) -> tuple[DiagnosisVerdict, str, str]:
     """Verdict, best reading and reason; ``texts`` counts those with an anchor."""
     causes = [result for result in results if result.status == "cause"]
     if causes:

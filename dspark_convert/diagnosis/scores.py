@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from dspark_convert.diagnosis.hypotheses import Reading
+from dspark_convert.diagnosis.readings import Reading
 from dspark_convert.diagnosis.shared_replay import SharedReplay
 from dspark_convert.replay.expectation import Floats
 from dspark_convert.replay.intervals import student_quantile

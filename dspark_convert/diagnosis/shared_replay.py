@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from torch import Tensor
 
-from dspark_convert.diagnosis.hypotheses import Reading
+from dspark_convert.diagnosis.readings import Reading
 from dspark_convert.replay.replay import (
     AnchoredText,
     PendingReplays,

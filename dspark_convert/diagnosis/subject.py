@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dspark_convert.checkpoint.folder import StoredTensor, open_checkpoint
 from dspark_convert.checkpoint.names import display_name
-from dspark_convert.diagnosis.hypotheses import TargetFacts
+from dspark_convert.diagnosis.readings import TargetFacts
 from dspark_convert.errors import DraftError, Finding, Findings, PromptError, TraceError
-from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
-from dspark_convert.formats.read import DraftSource, examine, read_draft_with_notes
+from dspark_convert.formats.overrides import Overrides
+from dspark_convert.formats.read import DraftSource, read_checkpoint
 from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, STORED_TABLE
 from dspark_convert.runtime.draft import DraftModel
-from dspark_convert.runtime.load import load_draft, read_weight
+from dspark_convert.runtime.load import load_source, read_weight
 from dspark_convert.runtime.load_target import load_target
 from dspark_convert.runtime.machine import Machine
 from dspark_convert.schemas.diagnosis import HypothesisResult, StaticId
@@ -26,7 +28,7 @@ from dspark_convert.traces.generate import TextInput, require_known
 from dspark_convert.traces.plan import DTYPES, Pair, run_dtype
 from dspark_convert.traces.prompts import encode_prompts, read_prompts
 from dspark_convert.traces.record import TargetRunOptions, plan_header, run_texts
-from dspark_convert.traces.target_head import load_target_head
+from dspark_convert.traces.target_head import load_final_norm
 from dspark_convert.traces.tokenizer import load_tokenizer
 from dspark_convert.traces.trace import Trace, TraceSequence, require_draft, require_target
 
@@ -90,27 +92,29 @@ def suspect_of_trace(
     weights = None if target is None else find_target_weights(target)
     if weights is not None:
         require_target(trace, weights)
-    file = _read(folder)
+    source, findings = _read(folder)
+    outputs = _load_outputs(source)
     recorded, header = trace.header.target, trace.header
     sizes = recorded.model_dump(include={"hidden_size", "num_hidden_layers", "vocab_size"})
-    static = _static(file, sizes, recorded.vocab_size)
+    static = _find_static(source, outputs, sizes, recorded.vocab_size)
     subject = None
     if not static:
-        require_draft(trace, file.source.config)
-        stand_ins = trace.stand_ins()
-        draft = load_draft(
-            folder,
+        require_draft(trace, source.config)
+        tensors = trace.stand_ins() if weights is None else _load_borrowable(weights)
+        draft = load_source(
+            source,
             device=device,
             dtype=dtype,
-            target=target,
-            overrides=file.overrides,
-            stand_ins=_fitting(stand_ins, file.source),
+            target=weights,
+            stand_ins=trace.lent_to(source.config),
+            loaded=_by_place(source, outputs, weights, tensors),
         )
-        around = _surroundings(header, weights, stand_ins, machine.trust_remote_code)
+        around = TargetFacts(header, tensors=tensors)
+        if weights is not None:
+            tokenizer = _try_tokenizer(weights, machine)
+            around = _gather_facts(header, weights, tensors, tokenizer, machine)
         subject = ReplayInput(draft, around, trace)
-    return DiagnosisInput(
-        display_name(folder), recorded.name, tuple(file.findings), static, subject
-    )
+    return DiagnosisInput(display_name(folder), recorded.name, tuple(findings), static, subject)
 
 
 def suspect_of_target(options: TargetRunOptions, *, on_progress: Progress) -> DiagnosisInput:
@@ -123,51 +127,83 @@ def suspect_of_target(options: TargetRunOptions, *, on_progress: Progress) -> Di
     """
     device, dtype = options.machine.torch_device(), options.machine.torch_dtype()
     weights = find_target_weights(options.target)
-    file = _read(options.draft)
-    static = _static(file, weights.config, weights.vocab_size)
+    source, findings = _read(options.draft)
+    outputs = _load_outputs(source)
+    static = _find_static(source, outputs, weights.config, weights.vocab_size)
     subject = None
     if not static:
-        draft = load_draft(
-            options.draft,
+        tensors = _load_borrowable(weights)
+        draft = load_source(
+            source,
             device=device,
             dtype=dtype,
-            target=options.target,
-            overrides=file.overrides,
+            target=weights,
+            loaded=_by_place(source, outputs, weights, tensors),
         )
-        inputs = _read_inputs(options)
+        trust = options.machine.trust_remote_code
+        tokenizer = load_tokenizer(options.target, trust_remote_code=trust)
+        inputs = _read_inputs(options, tokenizer)
         require_known([text.prompt_ids for text in inputs], weights.lm_head.shape[0])
         # What a draft borrows is read from the folder, so the texts need not carry it.
-        pair = Pair(file.source, weights, {})
+        pair = Pair(source, weights, {})
         header = plan_header(replace(options, layers=None, neighbours=True), pair, inputs)
         texts = _run(options, header, weights, inputs, on_progress)
         # Texts may have ended before the limit that the header was planned with.
         header = header.model_copy(update={"sequences": tuple(text.entry for text in texts)})
-        around = _surroundings(header, weights, {}, options.machine.trust_remote_code)
+        around = _gather_facts(header, weights, tensors, tokenizer, options.machine)
         subject = ReplayInput(draft, around, texts)
     name, target = display_name(options.draft), display_name(options.target)
-    return DiagnosisInput(name, target, tuple(file.findings), static, subject)
+    return DiagnosisInput(name, target, tuple(findings), static, subject)
 
 
-@dataclass(frozen=True)
-class _File:
-    source: DraftSource
-    findings: Findings
-    overrides: Overrides
-
-
-def _read(folder: Path) -> _File:
+def _read(folder: Path) -> tuple[DraftSource, Findings]:
     """Read a draft; a table that may hold offsets is read as offsets, as every engine would."""
-    errors = {finding.code for finding in examine(folder).findings.of("error")}
-    overrides = Overrides(d2t="offsets") if errors and errors <= _UNDECIDED_TABLE else NO_OVERRIDES
-    source, findings = read_draft_with_notes(folder, overrides=overrides)
-    return _File(source, findings, overrides)
+    checkpoint = open_checkpoint(folder)
+    try:
+        return read_checkpoint(checkpoint)
+    except DraftError as error:
+        if not {finding.code for finding in error.findings} <= _UNDECIDED_TABLE:
+            raise
+    return read_checkpoint(checkpoint, overrides=Overrides(d2t="offsets"))
 
 
-def _static(
-    file: _File, target_config: Mapping[str, object], target_rows: int
+def _load_outputs(source: DraftSource) -> dict[str, Tensor]:
+    """The tensors that training leaves as they were made if it does not reach them."""
+    return {
+        name: read_weight(source.tensors[name], _CPU)
+        for name in (LM_HEAD, _MARKOV_OUTPUT)
+        if name in source.tensors
+    }
+
+
+def _load_borrowable(weights: TargetWeights) -> dict[str, Tensor]:
+    """The target's embedding and output head; one tensor where they are tied."""
+    places = {name: weights.supply(name) for name in (EMBEDDING, LM_HEAD)}
+    tensors = {place: read_weight(place, _CPU) for place in set(places.values())}
+    return {name: tensors[place] for name, place in places.items()}
+
+
+def _by_place(
+    source: DraftSource,
+    outputs: Mapping[str, Tensor],
+    weights: TargetWeights | None,
+    borrowable: Mapping[str, Tensor],
+) -> dict[StoredTensor, Tensor]:
+    """What was read of draft and target, for ``load_source``."""
+    loaded = {source.tensors[name]: tensor for name, tensor in outputs.items()}
+    if weights is not None:
+        loaded |= {weights.supply(name): tensor for name, tensor in borrowable.items()}
+    return loaded
+
+
+def _find_static(
+    source: DraftSource,
+    outputs: Mapping[str, Tensor],
+    target_config: Mapping[str, object],
+    target_rows: int,
 ) -> tuple[HypothesisResult, ...]:
     """Causes found without a run; raises the errors that only the draft's config explains."""
-    source, found, pairing = file.source, [], Findings()
+    found, pairing = [], Findings()
     validate_pairing(source.config, target_config, target_rows, pairing)
     mismatch = [finding for finding in pairing if finding.code in _ANOTHER_TARGET]
     if mismatch:
@@ -178,9 +214,8 @@ def _static(
     if source.d2t is not None and len(source.d2t) > 1 and not source.d2t.any():
         reason = f"every entry of {STORED_TABLE} is 0: the first draft ids are the first target ids"
         found.append(_cause("d2t-zero", reason, "save the draft again with its vocabulary table"))
-    for name in (LM_HEAD, _MARKOV_OUTPUT):
-        stored = source.tensors.get(name)
-        if stored is not None and torch.equal(*torch.aminmax(read_weight(stored, _CPU))):
+    for name, tensor in outputs.items():
+        if torch.equal(*torch.aminmax(tensor)):
             reason, fix = f"{name} holds one value everywhere", "save the draft with a trained head"
             found.append(_cause("untrained-head", reason, fix))
     return tuple(found)
@@ -190,53 +225,46 @@ def _cause(cause_id: StaticId, reason: str, fix: str) -> HypothesisResult:
     return HypothesisResult(id=cause_id, status="cause", reason=reason, fix=fix)
 
 
-def _surroundings(
-    header: TraceHeader, weights: TargetWeights | None, recorded: Mapping[str, Tensor], trust: bool
+def _gather_facts(
+    header: TraceHeader,
+    weights: TargetWeights,
+    tensors: Mapping[str, Tensor],
+    tokenizer: Any | None,
+    machine: Machine,
 ) -> TargetFacts:
-    if weights is None:
-        return TargetFacts(header, tensors=recorded)
     return TargetFacts(
         header,
         config=weights.config,
-        tensors={name: read_weight(weights.supply(name), _CPU) for name in (EMBEDDING, LM_HEAD)},
-        norm=_final_norm(weights, trust),
-        special_token_ids=_special_token_ids(weights, trust),
+        tensors=tensors,
+        norm=_final_norm(weights, machine),
+        special_token_ids=() if tokenizer is None else _special_token_ids(tokenizer),
     )
 
 
-def _final_norm(weights: TargetWeights, trust: bool) -> nn.Module | None:
+def _final_norm(weights: TargetWeights, machine: Machine) -> nn.Module | None:
     try:
-        return load_target_head(weights, torch.float32, trust_remote_code=trust).norm
+        return load_final_norm(weights, torch.float32, trust_remote_code=machine.trust_remote_code)
     except TraceError:
         return None
 
 
-def _special_token_ids(weights: TargetWeights, trust: bool) -> tuple[int, ...]:
-    """Tokens that do not occur in text, and the first row past the tokenizer."""
+def _try_tokenizer(weights: TargetWeights, machine: Machine) -> Any | None:
+    """A folder that only lends tensors may have a tokenizer that cannot be read."""
+    folder = weights.checkpoint.folder
     try:
-        tokenizer = load_tokenizer(weights.checkpoint.folder, trust_remote_code=trust)
+        return load_tokenizer(folder, trust_remote_code=machine.trust_remote_code)
     except PromptError:
-        tokenizer = None
-    if tokenizer is None:
-        return ()
+        return None
+
+
+def _special_token_ids(tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that do not occur in text, and the first row past the tokenizer."""
     named = (tokenizer.mask_token_id, tokenizer.pad_token_id, len(tokenizer))
     ids = (*named, *tokenizer.all_special_ids, *tokenizer.get_added_vocab().values())
     return tuple(token_id for token_id in ids if token_id is not None)
 
 
-def _fitting(stand_ins: Mapping[str, Tensor], source: DraftSource) -> dict[str, Tensor]:
-    """Recorded rows of the shape that the draft wants; loading says what is missing."""
-    config = source.config
-    rows = {EMBEDDING: config.vocab_size, LM_HEAD: config.draft_vocab_size}
-    return {
-        name: tensor
-        for name, tensor in stand_ins.items()
-        if tensor.shape == (rows[name], config.hidden_size)
-    }
-
-
-def _read_inputs(options: TargetRunOptions) -> list[TextInput]:
-    tokenizer = load_tokenizer(options.target, trust_remote_code=options.machine.trust_remote_code)
+def _read_inputs(options: TargetRunOptions, tokenizer: Any | None) -> list[TextInput]:
     prompts = read_prompts(options.prompts)
     encoded = encode_prompts(prompts, tokenizer)
     return [TextInput(prompt.id, tuple(ids)) for prompt, ids in zip(prompts, encoded, strict=True)]

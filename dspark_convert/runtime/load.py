@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -65,7 +66,7 @@ def load_source(
     dtype: torch.dtype | None = None,
     target: TargetWeights | None = None,
     stand_ins: Mapping[str, Tensor] | None = None,
-    loaded: Mapping[str, Tensor] | None = None,
+    loaded: Mapping[StoredTensor, Tensor] | None = None,
 ) -> DraftModel:
     """Load a draft that was read already, as ``load_draft`` does.
 
@@ -75,8 +76,7 @@ def load_source(
         dtype: of the weights.
         target: the target model, opened already.
         stand_ins: embedding and head for a draft without them.
-        loaded: tensors that the caller has read already from where this function would read them,
-            by canonical name, so that no file is read twice.
+        loaded: tensors that the caller has read already, which are not read again.
 
     Raises:
         CheckpointError, DraftError: see ``load_draft``; what reading refuses is refused before.
@@ -97,7 +97,9 @@ def load_source(
         if not weights[name].isfinite().all():
             _report_not_finite(name, stored, findings)
         if tensor is not None and target is not None and _could_borrow(name, source):
-            _compare_with_target(tensor, source.tensors[name], target.supply(name), name, findings)
+            theirs = target.supply(name)
+            if not _equal(tensor, theirs, loaded or {}):
+                _report_difference(source.tensors[name], theirs, name, findings)
     findings.raise_errors(DraftError)
     draft.load_state_dict(weights, assign=True)
     draft.to(device)
@@ -139,14 +141,15 @@ def _locate(
 def _find_tensor(
     name: str,
     stored: Mapping[str, StoredTensor],
-    loaded: Mapping[str, Tensor],
+    loaded: Mapping[StoredTensor, Tensor],
     stand_ins: Mapping[str, Tensor],
     device: torch.device,
 ) -> Tensor | None:
     """The tensor as it is stored, read now unless it was before; None: zeros."""
-    if name in stored:
-        return loaded[name] if name in loaded else read_weight(stored[name], device)
-    return stand_ins.get(name)
+    place = stored.get(name)
+    if place is None:
+        return stand_ins.get(name)
+    return loaded[place] if place in loaded else read_weight(place, device)
 
 
 def _report_not_finite(name: str, stored: Mapping[str, StoredTensor], findings: Findings) -> None:
@@ -172,35 +175,33 @@ def _could_borrow(name: str, source: DraftSource) -> bool:
     return name in _BORROWED and name in source.tensors and not own_rows
 
 
-def _compare_with_target(
-    tensor: Tensor, own: StoredTensor, theirs: StoredTensor, name: str, findings: Findings
-) -> None:
-    """Note a tensor that the draft stores although its target has another one in its place."""
-    if not _equal(tensor, theirs):
-        findings.note(
-            "own-tensor-differs",
-            "the draft stores its own, and the target's differs; the draft's is used",
-            file=own.file,
-            tensor=name,
-            expected=f"{theirs.name} of {theirs.file} in the target",
-            hint="engines disagree about such a draft: vLLM keeps its tensor, SGLang takes "
-            "the target's",
-        )
-
-
-def _equal(tensor: Tensor, other: StoredTensor) -> bool:
+def _equal(tensor: Tensor, other: StoredTensor, loaded: Mapping[StoredTensor, Tensor]) -> bool:
     """Whether a stored tensor has the same values, whatever its dtype; it is read in pieces."""
     if tensor.shape != other.shape:
         return False
+    if other in loaded:
+        return _same_values(tensor, loaded[other])
     with safe_open(other.path, framework="pt", device=str(tensor.device)) as file:
-        rows = file.get_slice(other.name)
-        return all(
-            torch.equal(
-                tensor[start : start + _COMPARED_ROWS].float(),
-                rows[start : start + _COMPARED_ROWS].float(),
-            )
-            for start in range(0, len(tensor), _COMPARED_ROWS)
-        )
+        return _same_values(tensor, file.get_slice(other.name))
+
+
+def _same_values(one: Tensor, other: Any) -> bool:
+    pieces = (slice(start, start + _COMPARED_ROWS) for start in range(0, len(one), _COMPARED_ROWS))
+    return all(torch.equal(one[at].float(), other[at].to(one.device).float()) for at in pieces)
+
+
+def _report_difference(
+    own: StoredTensor, theirs: StoredTensor, name: str, findings: Findings
+) -> None:
+    findings.note(
+        "own-tensor-differs",
+        "the draft stores its own, and the target's differs; the draft's is used",
+        file=own.file,
+        tensor=name,
+        expected=f"{theirs.name} of {theirs.file} in the target",
+        hint="engines disagree about such a draft: vLLM keeps its tensor, SGLang takes "
+        "the target's",
+    )
 
 
 def _report_missing(name: str, findings: Findings) -> None:

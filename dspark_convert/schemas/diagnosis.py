@@ -34,6 +34,7 @@ READING_IDS = (
 ReadingId = Annotated[
     str, Field(json_schema_extra={"enum": [*READING_IDS]}), AfterValidator(row_id("readings"))
 ]
+DiagnosisVerdict = Literal["healthy", "cause-found", "undecided"]
 StaticId = Literal["d2t-zero", "other-target", "untrained-head"]
 
 
@@ -104,7 +105,7 @@ class Diagnosis(OwnDocument):
     schema_version: Literal[1] = 1
     tool: Literal["dspark-verify"] = "dspark-verify"
     tool_version: str
-    verdict: Literal["healthy", "cause-found", "undecided"]
+    verdict: DiagnosisVerdict
     best: ReadingId | StaticId = Field(description="as-declared: nothing better found")
     reason: str
     draft: str

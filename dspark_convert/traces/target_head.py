@@ -48,6 +48,17 @@ def load_target_head(
 ) -> TargetHead:
     """Read the final norm and output head of a target, in ``dtype``, and nothing else.
 
+    Raises ``TraceError`` (``target-head-unsupported``).
+    """
+    norm = load_final_norm(weights, dtype, trust_remote_code=trust_remote_code)
+    return TargetHead(norm, read_weight(weights.lm_head, _CPU).to(dtype))
+
+
+def load_final_norm(
+    weights: TargetWeights, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> nn.Module:
+    """Read what a target does to the hidden states that leave its last layer, in ``dtype``.
+
     If the folder needs code that may not run, that is an error: transformers must not ask on
     stdout.
 
@@ -72,7 +83,7 @@ def load_target_head(
             raise _unsupported(f"the checkpoint has no matching tensor {prefix}{name}")
         tensors[name] = read_weight(stored, _CPU).to(dtype)
     norm.load_state_dict(tensors, assign=True)
-    return TargetHead(norm, read_weight(weights.lm_head, _CPU).to(dtype))
+    return norm
 
 
 def _unsupported(reason: str) -> TraceError:

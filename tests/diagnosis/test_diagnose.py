@@ -19,7 +19,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from dspark_convert.cli.convert import app as convert
-from dspark_convert.diagnosis.hypotheses import HYPOTHESES
+from dspark_convert.diagnosis.readings import HYPOTHESES
 from dspark_convert.errors import DraftError
 from dspark_convert.reports.text import number
 from dspark_convert.runtime.draft import DraftModel

@@ -17,7 +17,7 @@ from dspark_convert.checks.acceptance import USELESS_BELOW
 from dspark_convert.cli.verify import app
 from dspark_convert.diagnosis.decision import MIN_TEXTS, decision_rule
 from dspark_convert.diagnosis.diagnose import _verdict, diagnose
-from dspark_convert.diagnosis.hypotheses import HYPOTHESES, NotApplicableError
+from dspark_convert.diagnosis.readings import HYPOTHESES, NotApplicableError
 from dspark_convert.diagnosis.subject import suspect_of_target, suspect_of_trace
 from dspark_convert.errors import TraceError, UsageError
 from dspark_convert.runtime import DecodeOptions

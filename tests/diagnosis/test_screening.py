@@ -16,7 +16,7 @@ from dspark_convert.diagnosis import diagnose as diagnosing
 from dspark_convert.diagnosis import screening
 from dspark_convert.diagnosis.decision import Judge, Trial, decision_rule
 from dspark_convert.diagnosis.diagnose import diagnose
-from dspark_convert.diagnosis.hypotheses import HYPOTHESES, Reading
+from dspark_convert.diagnosis.readings import HYPOTHESES, Reading
 from dspark_convert.diagnosis.scores import Scores
 from dspark_convert.diagnosis.screening import Sample, Screening, choose_sample, screen
 from dspark_convert.diagnosis.shared_replay import SharedReplay

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from dspark_convert.diagnosis import shared_replay as together
-from dspark_convert.diagnosis.hypotheses import (
+from dspark_convert.diagnosis.readings import (
     HYPOTHESES,
     NotApplicableError,
     Reading,
     TargetFacts,
+    reread,
 )
-from dspark_convert.diagnosis.readings import reread
 from dspark_convert.diagnosis.shared_replay import SharedReplay
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.replay.replay import Replay, ReplayOptions, replay_sequence

@@ -10,7 +10,7 @@ from dspark_convert.checkpoint.names import display_name
 from dspark_convert.conversion.speculators_weights import warn_overwritten
 from dspark_convert.engines import EngineView, engine_notes
 from dspark_convert.errors import Findings
-from dspark_convert.formats.bundled import holds_stages, read_bundled
+from dspark_convert.formats.bundled import BUNDLED, holds_stages, read_bundled
 from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, Examination, examine
@@ -35,9 +35,7 @@ def inspect_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Inspe
     inspection = describe(folder, examination)
     if bundled is None:
         return inspection
-    return inspection.model_copy(
-        update={"dialect": "deepseek-v4", "bundled": bundled, "absent": ()}
-    )
+    return inspection.model_copy(update={"dialect": BUNDLED, "bundled": bundled, "absent": ()})
 
 
 def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckReport:

@@ -18,11 +18,13 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.folder import CONFIG_FILE, StoredTensor
 from dspark_convert.errors import Findings
 from dspark_convert.formats.decoders.base import FLOATS
-from dspark_convert.formats.detect import CONFIG
 from dspark_convert.schemas.bundled import BundledConfig, BundledDraft
+
+BUNDLED = "deepseek-v4"
+"""What takes the place of a dialect in reports about such a draft."""
 
 Storage = Literal["float", "quantised"]
 
@@ -89,7 +91,7 @@ def _config(document: Mapping[str, Any], findings: Findings) -> BundledConfig | 
             findings.error(
                 "key-missing" if missing else "config-invalid",
                 "the bundled draft needs this key" if missing else problem["msg"],
-                file=CONFIG,
+                file=CONFIG_FILE,
                 key=".".join(str(part) for part in problem["loc"]),
                 found=None if missing else repr(problem["input"])[:120],
                 hint="restore the target's config",
@@ -117,7 +119,7 @@ def _validate_config(config: BundledConfig, generation: str, findings: Findings)
         findings.error(
             "mask-token-out-of-range",
             "the mask token has no row in the target's embedding",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key="dspark_noise_token_id",
             expected=f"0 .. {config.vocab_size - 1}",
             found=config.dspark_noise_token_id,
@@ -129,7 +131,7 @@ def _validate_config(config: BundledConfig, generation: str, findings: Findings)
         findings.error(
             "layer-ids-invalid",
             "target layer ids must ascend, and name layers of the target",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key="dspark_target_layer_ids",
             expected=f"0 .. {last}",
             found=ids,
@@ -159,14 +161,14 @@ def _validate_stages(
             findings.warning(
                 "stage-count-mismatch",
                 f"{engine} looks for {wanted} stages, {count} are stored",
-                file=CONFIG,
+                file=CONFIG_FILE,
                 key="n_mtp_layers" if engine == "vLLM" else "dspark_target_layer_ids",
             )
     if config.num_nextn_predict_layers not in (None, count):
         findings.note(
             "stage-count-from-tensors",
             f"{count} stages are stored; num_nextn_predict_layers is not about them",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key="num_nextn_predict_layers",
             found=config.num_nextn_predict_layers,
         )

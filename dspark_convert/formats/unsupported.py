@@ -8,6 +8,7 @@ from typing import Any
 
 from dspark_convert.checkpoint.folder import CONFIG_FILE
 from dspark_convert.errors import DialectError, Finding
+from dspark_convert.formats.bundled import BUNDLED
 from dspark_convert.formats.decoders import DECODERS
 from dspark_convert.formats.decoders.base import architectures_of
 from dspark_convert.formats.dialects import DIALECTS
@@ -97,7 +98,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         marks=lambda config, names: config.get("markov_head_type") == "classical",
     ),
     Unsupported(
-        name="deepseek-v4",
+        name=BUNDLED,
         what="is bundled inside its target (dspark_* keys, mtp.* tensors)",
         served_by="vLLM and SGLang, from the target's own folder: nothing is renamed",
         architectures=("DeepseekV4ForCausalLMDSpark", "DSparkV41DraftModel"),

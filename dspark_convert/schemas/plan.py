@@ -100,7 +100,7 @@ class ConversionPlan(OwnDocument):
     schema_version: Literal[1] = 1
     source: SourceIdentity
     dialect: str
-    output_dialect: str = Field(default="dense", description="dense or speculators")
+    output_dialect: str = Field(default="dense", description="that of the result")
     evidence: tuple[str, ...] = Field(description="why the source was taken for that dialect")
     target: SourceIdentity | None = Field(description="where missing tensors come from")
     draft: DraftConfig
@@ -152,7 +152,7 @@ class ConversionManifest(OwnDocument):
     tool_version: str
     source: SourceIdentity
     dialect: str
-    output_dialect: str = Field(default="dense", description="dense or speculators")
+    output_dialect: str = Field(default="dense", description="that of the result")
     target: SourceIdentity | None
     layout: Layout
     layout_evidence: str

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark_convert.checkpoint import transfer
-from dspark_convert.checkpoint.transfer import copy_range, ranges_equal
+from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.transfer import copy_range, ranges_equal, same_tensor
 
 from .helpers import codes
 
@@ -143,3 +144,26 @@ def test_whole_comparison_goes_through_every_buffer(files, monkeypatch) -> None:
     os.write(files[1], DATA[:-1] + b"!")
     assert ranges_equal(*files[:1], 0, files[1], 0, len(DATA) - 1, whole=True)
     assert not ranges_equal(*files[:1], 0, files[1], 0, len(DATA), whole=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "content", "whole", "common"),
+    [
+        ("BF16", (4, 2), DATA[:16], True, True),
+        ("BF16", (3, 2), DATA[:12], False, True),
+        ("BF16", (4, 2), DATA[:15] + b"!", False, False),
+        ("BF16", (3, 2), DATA[:11] + b"!", False, False),
+        ("BF16", (2, 4), DATA[:16], False, False),
+        ("F16", (4, 2), DATA[:16], False, False),
+    ],
+)
+def test_tensors_are_the_same_in_dtype_shape_and_bytes(
+    dtype: str, shape: tuple[int, ...], content: bytes, whole: bool, common: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "one").write_bytes(b"head" + DATA[:16])
+    (tmp_path / "other").write_bytes(content)
+    one = StoredTensor(tmp_path / "one", "one", "w", "BF16", (4, 2), 4, 16)
+    other = StoredTensor(tmp_path / "other", "other", "v", dtype, shape, 0, len(content))
+    for first, second in ((one, other), (other, one)):
+        assert same_tensor(first, second) is whole
+        assert same_tensor(first, second, common_rows=True) is common

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,13 @@ def test_its_spelling_is_written_and_its_refusals_are_ours(golden: Path, tmp_pat
     with pytest.raises(DraftError) as caught:
         plan_to_dense(golden / GATED / "checkpoint", written_for="toy")
     assert [finding.code for finding in caught.value.findings] == ["markov-head-unsupported"]
+
+
+def test_the_command_line_takes_it(cli: Callable[..., Any], golden: Path, tmp_path: Path) -> None:
+    source = golden / REDUCED / "checkpoint"
+    assert cli("to-dense", source, tmp_path / "out", "--for", "toy", "--dry-run").code == 0
+    assert "llama.cpp|deepspec|toy" in cli("to-dense", "--help", env={"COLUMNS": "300"}).out
+    assert "ToyServe 1.2  loads" in cli("engines", source, env={"COLUMNS": "300"}).out
 
 
 def test_it_is_documented(render_page: Callable[[str], str]) -> None:

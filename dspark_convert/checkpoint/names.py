@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TypeGuard
 
 _HUB_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
+def is_commit(value: object) -> TypeGuard[str]:
+    """Whether ``value`` is a whole commit id, as Git and the Hub write it."""
+    return isinstance(value, str) and _COMMIT.fullmatch(value) is not None
+
+
 def repository_of(folder: Path) -> tuple[str, str | None]:
     """Repository and commit of a snapshot of the Hub cache; else the folder's name and None."""
     real = folder.resolve()
     match = _HUB_FOLDER.fullmatch(real.parent.parent.name)
-    if match and real.parent.name == "snapshots" and _COMMIT.fullmatch(real.name):
+    if match and real.parent.name == "snapshots" and is_commit(real.name):
         return f"{match['owner']}/{match['name']}", real.name
     return real.name, None
 

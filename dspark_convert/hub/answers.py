@@ -18,12 +18,11 @@ from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
 from dspark_convert import __version__
+from dspark_convert.checkpoint.names import is_commit
 from dspark_convert.errors import CheckpointError, Finding
 from dspark_convert.hub.location import is_repository_name
 
 Json: TypeAlias = Any  # what `json.loads` returns: to be checked before use
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_FILES = 10_000
@@ -81,7 +80,7 @@ def listed(answer: Json) -> Repository:
     if not isinstance(answer, dict):
         refuse_answer("of a repository", "an object", answer)
     name, commit, siblings = answer.get("id"), answer.get("sha"), answer.get("siblings")
-    if not isinstance(commit, str) or COMMIT.fullmatch(commit) is None:
+    if not is_commit(commit):
         raise ValueError("the answer names no commit")
     if (
         not isinstance(name, str)
@@ -111,7 +110,7 @@ def require_commit(text: object) -> str:
     Raises:
         CheckpointError: ``hub-answer-invalid``.
     """
-    if not isinstance(text, str) or COMMIT.fullmatch(text) is None:
+    if not is_commit(text):
         refuse_answer("id of a commit", "40 hexadecimal digits", text)
     return text
 

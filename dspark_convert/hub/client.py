@@ -26,8 +26,9 @@ from huggingface_hub.utils import (
 
 from dspark_convert import __version__
 from dspark_convert.checkpoint.folder import CONFIG_FILE
+from dspark_convert.checkpoint.names import is_commit
 from dspark_convert.errors import CheckpointError, Finding, Findings, OnFinding
-from dspark_convert.hub.answers import COMMIT, Repository, ask_repository
+from dspark_convert.hub.answers import Repository, ask_repository
 from dspark_convert.hub.cached import check_cached, check_snapshot
 from dspark_convert.hub.errors import hub_refusals, understood
 from dspark_convert.hub.guard import guarded_answers
@@ -72,7 +73,7 @@ def resolve(location: HubLocation, on_finding: OnFinding) -> Repository:
             on_finding(findings)
             return repository
         _remember(location, repository, on_finding)
-    if before not in (None, repository.commit) and not _is_commit(location.revision):
+    if before not in (None, repository.commit) and not is_commit(location.revision):
         findings.warning(
             "revision-moved",
             "the repository has changed since it was last used here",
@@ -191,7 +192,3 @@ def _moved(location: HubLocation, repository: Repository) -> CheckpointError:
             hint="run again",
         )
     )
-
-
-def _is_commit(revision: str | None) -> bool:
-    return revision is not None and COMMIT.fullmatch(revision) is not None

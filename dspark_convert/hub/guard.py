@@ -17,8 +17,9 @@ from typing import Any
 import huggingface_hub.utils._http as hub_http
 from huggingface_hub import set_client_factory
 
+from dspark_convert.checkpoint.names import is_commit
 from dspark_convert.errors import CheckpointError, Finding, Findings, OnFinding
-from dspark_convert.hub.answers import COMMIT, refuse_answer
+from dspark_convert.hub.answers import refuse_answer
 
 MAX_WAIT_SECONDS = 300
 """The longest wait for one answer when the Hub asks for a pause: the five minutes over which the
@@ -87,7 +88,7 @@ def _look(response: Any) -> None:
         return
     headers = response.headers
     commit = headers.get("X-Repo-Commit")
-    if commit is not None and COMMIT.fullmatch(commit) is None:
+    if commit is not None and not is_commit(commit):
         refuse_answer("commit of a file", "40 hexadecimal digits", commit)
     if commit is not None and guard.commit not in (None, commit):
         refuse_answer("commit of a file", str(guard.commit), commit)

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 
+from dspark_convert.checkpoint.names import is_commit
 from dspark_convert.errors import DraftError, Finding
 from dspark_convert.formats.dialects import DIALECTS
 from dspark_convert.hub.front_matter import with_front_matter
@@ -27,7 +28,6 @@ RELATION = "quantized"
 """Of the four relations that the Hub knows, the one for changes of format."""
 
 _SECTION = re.compile(rf"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _MARKUP = re.compile(r"([\\`*_\[\]#|~$])")
 _LAYOUTS = {
     Layout.ANCHOR_FIRST: "anchor-first: every slot predicts the next position",
@@ -88,7 +88,7 @@ def _front(manifest: ConversionManifest) -> dict[str, str | tuple[str, ...]]:
 
 def _published(source: SourceIdentity) -> bool:
     """Whether a manifest names a commit of a repository; somebody else may have written it."""
-    commit = source.revision is not None and _COMMIT.fullmatch(source.revision)
+    commit = is_commit(source.revision)
     return bool(commit) and is_repository_name(source.name)
 
 

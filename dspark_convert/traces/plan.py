@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from dspark_convert.checkpoint.files import read_limited
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.jsonfile import read_json
+from dspark_convert.checkpoint.names import display_name, repository_of
 from dspark_convert.errors import DraftError, Finding, Findings, TraceError, UsageError
 from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.formats.identity import identify_weights
@@ -35,7 +35,6 @@ DTYPES: Mapping[FeatureDtype, torch.dtype] = {
 }
 
 _MAX_TOKENIZER_BYTES = 500_000_000
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -96,13 +95,13 @@ def choose_layers(pair: Pair, layers: Layers, *, neighbours: bool) -> tuple[int,
 
 def identify_target(weights: TargetWeights, dtype: str) -> TraceTarget:
     """Which model the target is, going by its files."""
-    folder = weights.checkpoint.folder.resolve()
-    in_hub_cache = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name)
+    folder = weights.checkpoint.folder
+    _, revision = repository_of(folder)
     return TraceTarget(
-        name=folder.parents[1].name if in_hub_cache else folder.name,
+        name=display_name(folder),
         config_sha256=weights.checkpoint.config_sha256,
         weights=identify_weights(weights.checkpoint),
-        revision=folder.name if in_hub_cache else None,
+        revision=revision,
         tokenizer_sha256=_tokenizer_sha256(folder),
         hidden_size=weights.config["hidden_size"],
         vocab_size=weights.lm_head.shape[0],

@@ -29,7 +29,6 @@ from dspark_convert.traces.generate import (
     require_known,
     sample_texts,
 )
-from dspark_convert.traces.given import read_given
 from dspark_convert.traces.plan import (
     DTYPES,
     Layers,
@@ -41,7 +40,7 @@ from dspark_convert.traces.plan import (
     run_dtype,
     stop_token_ids_of,
 )
-from dspark_convert.traces.prompts import encode_prompts, read_prompts
+from dspark_convert.traces.prompts import encode_given, encode_prompts, read_prompts
 from dspark_convert.traces.tokenizer import load_tokenizer
 from dspark_convert.traces.trace import TraceSequence
 from dspark_convert.traces.writer import staged_trace, trace_nbytes
@@ -200,7 +199,7 @@ def _read_inputs(options: TargetRunOptions) -> list[TextInput]:
     tokenizer = load_tokenizer(options.target, trust_remote_code=options.machine.trust_remote_code)
     if options.given:
         assert options.prompts is not None, "the options were checked"
-        texts = read_given(options.prompts, tokenizer)
+        texts = encode_given(read_prompts(options.prompts), tokenizer)
     else:
         prompts = read_prompts(options.prompts)
         encoded = encode_prompts(prompts, tokenizer)

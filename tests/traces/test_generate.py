@@ -14,7 +14,7 @@ from dspark_convert.errors import PromptError, TraceError, UsageError
 from dspark_convert.runtime import DecodeOptions, SamplingOptions, decode, decode_plain
 from dspark_convert.traces import generate as texts_module
 from dspark_convert.traces.generate import TextInput, cut_response, read_texts, sample_texts
-from dspark_convert.traces.given import read_given
+from dspark_convert.traces.prompts import encode_given, read_prompts
 from dspark_convert.traces.trace import TraceSequence
 from tests.runtime.helpers import ChainTarget, golden_draft, golden_target
 
@@ -263,7 +263,7 @@ def test_given_files_hold_text_ids_and_chats(tmp_path: Path) -> None:
             {"id": "both", "messages": [user], "response": "ok"},
         ],
     )
-    text, ids, chat, both = read_given(path, WordTokenizer())
+    text, ids, chat, both = encode_given(read_prompts(path), WordTokenizer())
     assert text == TextInput("text", (1, 97, 98), (99, 100))
     assert ids == TextInput("ids", (5, 6), (7,))
     assert (text_of(chat.prompt_ids), text_of(chat.response_ids)) == ("<u>hi|<a>", "yo|")
@@ -287,7 +287,7 @@ def test_responses_that_are_none_are_refused(
     tmp_path: Path, line: dict[str, Any], code: str
 ) -> None:
     with pytest.raises(PromptError, match=code):
-        read_given(write_prompts(tmp_path, [line]), WordTokenizer())
+        encode_given(read_prompts(write_prompts(tmp_path, [line])), WordTokenizer())
 
 
 def test_given_needs_a_tokenizer_for_text_and_a_template_that_keeps_its_prompt(
@@ -295,7 +295,7 @@ def test_given_needs_a_tokenizer_for_text_and_a_template_that_keeps_its_prompt(
 ) -> None:
     path = write_prompts(tmp_path, [{"prompt_token_ids": [1], "response": "a"}])
     with pytest.raises(PromptError, match="tokenizer-missing"):
-        read_given(path, None)
+        encode_given(read_prompts(path), None)
 
     class Forgetful(WordTokenizer):
         def apply_chat_template(self, messages: Any, **options: Any) -> list[int]:
@@ -303,8 +303,8 @@ def test_given_needs_a_tokenizer_for_text_and_a_template_that_keeps_its_prompt(
 
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant")]
     with pytest.raises(PromptError, match="chat-template-rewrites"):
-        read_given(write_prompts(tmp_path, [{"messages": turns}]), Forgetful())
+        encode_given(read_prompts(write_prompts(tmp_path, [{"messages": turns}])), Forgetful())
     plain = tmp_path / "prompts.txt"
     plain.write_text("just a prompt\n")
     with pytest.raises(PromptError, match="response-missing"):
-        read_given(plain, WordTokenizer())
+        encode_given(read_prompts(plain), WordTokenizer())

@@ -34,7 +34,7 @@ def test_a_target_is_known_by_its_files(tmp_path: Path) -> None:
     shutil.copytree(VERIFIER, cached)
     (cached / "tokenizer.json").write_bytes(b"{}")
     target = identify_target(find_target_weights(cached), "float32")
-    assert (target.name, target.revision) == ("models--owner--name", "0a" * 20)
+    assert (target.name, target.revision) == (f"owner/name@{'0a' * 20}", "0a" * 20)
     assert target.tokenizer_sha256 == hashlib.sha256(b"{}").hexdigest()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dspark_convert.errors import PromptError
-from dspark_convert.traces.prompts import encode_prompts, read_prompts
+from dspark_convert.traces import prompts as module
+from dspark_convert.traces.prompts import encode_given, encode_prompts, read_prompts
 
 
 def write_lines(folder: Path, *entries: object) -> Path:
@@ -23,7 +25,7 @@ class WordTokenizer:
 
     chat_template = "anything"
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
         return {"input_ids": [len(word) for word in text.split()]}
 
     def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> list[int]:
@@ -110,3 +112,60 @@ def test_a_chat_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PromptError) as caught:
         encode_prompts(prompts, tokenizer)
     assert caught.value.code == "chat-template-missing"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"prompt": "\\ud800"}',
+        '{"prompt": "a", "prompt": "b"}',
+        '{"prompt": "a", "x": NaN}',
+        '{"prompt_token_ids": [' + "9" * 5000 + "]}",
+        '{"prompt": "a", "x": ' + "[" * 100 + "]" * 100 + "}",
+    ],
+)
+def test_lines_are_strict_json(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    with pytest.raises(PromptError, match="prompt-invalid"):
+        read_prompts(path)
+
+
+def test_a_file_that_never_ends_or_is_none_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "folder.jsonl").mkdir()
+    for name in ("fifo.jsonl", "zero.jsonl", "folder.jsonl", "missing.jsonl"):
+        with pytest.raises(PromptError, match="prompts-unreadable") as caught:
+            read_prompts(tmp_path / name)
+        assert caught.value.findings[0].hint
+
+
+def test_the_size_of_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_lines(tmp_path, {"prompt": "a bb", "response": "ccc"})
+    prompts = read_prompts(path)
+    assert [*encode_given(prompts, WordTokenizer())[0].response_ids] == [3]
+    monkeypatch.setattr(module, "MAX_PROMPTS_BYTES", 10)
+    with pytest.raises(PromptError, match="prompts-unreadable"):
+        read_prompts(path)
+
+
+class FailingTokenizer(WordTokenizer):
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        raise TypeError("TextEncodeInput must be Union[TextInputSequence]")
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> list[int]:
+        raise ZeroDivisionError("Conversation roles must alternate user/assistant")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [{"prompt": "a"}, {"messages": [{"role": "user", "content": "x"}]}],
+)
+def test_what_a_tokenizer_raises_is_a_refusal_of_the_prompt(
+    prompt: dict[str, Any], tmp_path: Path
+) -> None:
+    prompts = read_prompts(write_lines(tmp_path, {"id": "one", **prompt}))
+    with pytest.raises(PromptError, match="tokenizer-failed") as caught:
+        encode_prompts(prompts, FailingTokenizer())
+    assert caught.value.findings[0].file == "one"

@@ -1,4 +1,4 @@
-"""Plan a conversion on headers, then carry it out by moving bytes."""
+"""Plan a conversion from headers, then carry it out by moving bytes."""
 
 from dspark_convert.conversion.engine_report import report_engines
 from dspark_convert.conversion.inspection import check_draft, inspect_draft

@@ -22,7 +22,7 @@ from dspark_convert.schemas.plan import (
 )
 
 UNUSABLE = "manifest-unusable"
-"""The code of the note that a manifest is no evidence."""
+"""The code of the note that a manifest is not evidence."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Origin:
     """What a draft was before earlier conversions, in one of the dialects that it had."""
 
     document: Document
-    """Its config then, as far as the manifests and the config of today tell."""
+    """Its config then, as far as the manifests and today's config tell."""
     homes: Mapping[KeyPath, KeyPath]
-    """Keys of today, and the keys that they were then."""
+    """Today's keys, and the keys that they were then."""
     added: frozenset[str]
-    """Keys of today that a conversion added on its own account; dotted."""
+    """Today's keys that a conversion added of its own accord; dotted."""
     filled: frozenset[str]
     """Tensors that a conversion took from the target; canonical names."""
 
@@ -44,14 +44,14 @@ def read_history(
 ) -> tuple[EarlierConversion, ...]:
     """The conversions that made the draft in ``folder``, newest first.
 
-    A manifest that cannot be read, or was written for other weights than those of ``identity``, is
-    no evidence: nothing is returned, and ``manifest-unusable`` noted.
+    A manifest that cannot be read, or was written for weights other than those of ``identity``, is
+    not evidence: nothing is returned, and ``manifest-unusable`` is noted.
     """
     if not (folder / MANIFEST_FILE).exists():
         return ()
     manifest = read_manifest(folder)
     if manifest is None:
-        _note_unusable("it is no manifest that this version understands", findings)
+        _note_unusable("it is not a manifest that this version understands", findings)
         return ()
     recorded = {file.name: file.header_sha256 for file in manifest.files}
     if any(recorded.get(file.name) != file.header_sha256 for file in identity.files):
@@ -70,7 +70,7 @@ def changed_tensors(history: Iterable[EarlierConversion]) -> frozenset[str]:
 
 
 def raise_errors(findings: Findings) -> None:
-    """Refuse a draft with every error, and with why its manifest was of no help.
+    """Refuse a draft with every error, and with why its manifest did not help.
 
     Raises:
         DraftError: there is an error.
@@ -98,11 +98,11 @@ def origin_in(
 def find_origin(
     history: Iterable[EarlierConversion], document: Document, dialect: Dialect, wanted: Dialect
 ) -> Origin | None:
-    """Undo conversions, newest first, until the draft is of the dialect ``wanted``.
+    """Undo conversions, newest first, until the draft is in the dialect ``wanted``.
 
     Args:
         history: as ``read_history`` returns it.
-        document: the config of today, of ``dialect``.
+        document: today's config, in ``dialect``.
     """
     homes: dict[KeyPath, KeyPath] | None = None
     added: set[str] = set()
@@ -129,7 +129,7 @@ def find_origin(
 def _undone(
     conversion: EarlierConversion, document: Document, before: Dialect, after: Dialect
 ) -> Document:
-    """The config before one conversion; what a user overruled then stays out."""
+    """The config before one conversion; what a user overrode then is left out."""
     original: Document = {}
     for step in conversion.keys:
         if step.source is None or step.action == "overridden":
@@ -168,7 +168,7 @@ def _added(conversion: EarlierConversion) -> set[str]:
 
 
 def _path(name: str, dialect: Dialect) -> KeyPath:
-    """A dotted name as a path; a dot in a key of the top level is none."""
+    """A dotted name as a path; a dot inside a top-level key does not split it."""
     container, dot, key = name.partition(".")
     return (container, key) if dot and (container,) in dialect.containers else (name,)
 
@@ -176,7 +176,7 @@ def _path(name: str, dialect: Dialect) -> KeyPath:
 def _note_unusable(why: str, findings: Findings) -> None:
     findings.note(
         UNUSABLE,
-        f"what an earlier conversion recorded is left aside: {why}",
+        f"what an earlier conversion recorded is ignored: {why}",
         file=MANIFEST_FILE,
-        hint="the result is what the config and the weights of today say",
+        hint="the result is what today's config and weights say",
     )

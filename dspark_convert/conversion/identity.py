@@ -1,4 +1,4 @@
-"""What a checkpoint is called in documents that travel: no name of anybody's folders."""
+"""What a checkpoint is called in documents that travel: nobody's folders are named."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def inspect_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Inspe
 
 
 def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckReport:
-    """All static checks; the verdict is ``fail`` when any finding is an error.
+    """All static checks; the verdict is ``fail`` if any finding is an error.
 
     Raises:
         CheckpointError: not even the config can be read.
@@ -57,7 +57,7 @@ def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckRe
 
 
 def _read_bundled(examination: Examination) -> BundledDraft | None:
-    """The draft inside a DeepSeek-V4 target, judged by its own rules and not by a dialect's."""
+    """The draft inside a DeepSeek-V4 target, validated by its own rules and not by a dialect's."""
     checkpoint = examination.checkpoint
     if checkpoint is None or not holds_stages(checkpoint.tensors):
         return None
@@ -93,7 +93,7 @@ def describe(folder: Path, examination: Examination) -> Inspection:
 
 
 def _absent(examination: Examination) -> tuple[str, ...] | None:
-    """What the target must supply, as the headers say, whatever else is wrong with the draft."""
+    """What the target must supply according to the headers, whatever else is wrong."""
     if examination.checkpoint is None:
         return None
     stored = {canonical_name(name) for name in examination.checkpoint.tensors}
@@ -101,7 +101,7 @@ def _absent(examination: Examination) -> tuple[str, ...] | None:
 
 
 def published(source: DraftSource) -> EngineView:
-    """A draft on disk as the engines see it: stored names, the keys as they are."""
+    """A draft on disk as the engines see it: stored names, and keys as they are."""
     names = [tensor.name for tensor in source.checkpoint.tensors.values()]
     return EngineView(source.dialect, source.config, source.document, names)
 

@@ -28,7 +28,7 @@ from dspark_convert.schemas.plan import KeyAction, KeyStep
 
 @dataclass
 class ConvertedKeys:
-    """The result's ``config.json``, the account of every key, and what the result cannot say."""
+    """The result's ``config.json``, the account of every key, and what it cannot express."""
 
     rendering: Rendering
     document: Document
@@ -40,7 +40,7 @@ class ConvertedKeys:
 def convert_keys(source: DraftSource, rendering: Rendering, findings: Findings) -> ConvertedKeys:
     """Complete ``rendering`` with the source's other keys, and account for every key.
 
-    Keys that no rule knows are carried; a nested one wins over a top-level one of the same name
+    Keys that no rule knows are carried; a nested key wins over a top-level one of the same name
     (``key-shadowed``), because engines flatten the nested object over the top level.
     """
     document = copy.deepcopy(rendering.document)
@@ -50,7 +50,7 @@ def convert_keys(source: DraftSource, rendering: Rendering, findings: Findings) 
     for path, value in _decoder_first(source, rendering):
         if path in overridden:
             told = fields.get(path, (overridden[path],))
-            reason = f"overruled by {_option(overridden[path])}"
+            reason = f"overridden by {_option(overridden[path])}"
             _account(result, "overridden", path, value, _names(result, path, told), reason)
         elif path in fields:
             _account_field(result, path, value, fields[path], source)
@@ -61,7 +61,7 @@ def convert_keys(source: DraftSource, rendering: Rendering, findings: Findings) 
 
 
 def _decoder_first(source: DraftSource, rendering: Rendering) -> list[tuple[KeyPath, Any]]:
-    """Every key to account for, those that win over others of the same name first."""
+    """Every key to account for, starting with those that win over others of the same name."""
     keys = walk_keys(source.document, source.dialect.containers)
     return sorted(keys, key=lambda item: _destination(item[0], source, rendering) == item[0])
 
@@ -79,7 +79,7 @@ def _destination(path: KeyPath, source: DraftSource, rendering: Rendering) -> Ke
 
 
 def _fields_by_path(source: DraftSource) -> dict[KeyPath, tuple[str, ...]]:
-    """The fields that each key path tells; a part of ``rope_parameters`` counts as the whole."""
+    """The fields that each key path states; a part of ``rope_parameters`` counts as the whole."""
     told: dict[KeyPath, tuple[str, ...]] = {}
     present = {path for path, _ in walk_keys(source.document, source.dialect.containers)}
     for rule in source.dialect.rules:
@@ -93,7 +93,7 @@ def _fields_by_path(source: DraftSource) -> dict[KeyPath, tuple[str, ...]]:
 
 
 def _names(result: ConvertedKeys, path: KeyPath, fields: Iterable[str]) -> tuple[KeyPath, ...]:
-    """The result's keys that tell some fields; first the one that ``path`` came from."""
+    """The result's keys that state some fields, starting with the one that ``path`` came from."""
     home = result.rendering.homes.get(path)
     keys = [*([home] if home else []), *result.rendering.dialect.keys_of(fields)]
     return tuple(dict.fromkeys(key for key in keys if holds(result.document, key)))
@@ -133,7 +133,7 @@ def _account_field(
     elif same:
         _account(result, "copied" if path in same else "moved", path, value, names, "unchanged")
     elif value is None or lookup(result.document, names[0]) is None:
-        _account(result, "dropped", path, value, (), "null, or without meaning here")
+        _account(result, "dropped", path, value, (), "null, or meaningless here")
     elif _equal(result, names[0], value):
         reason = f"the same value under the {dialect} name"
         _account(result, "moved", path, value, names, reason)
@@ -152,13 +152,13 @@ def _why_silent(result: ConvertedKeys, fields: tuple[str, ...], value: Any) -> s
         if name in needless:
             return needless[name]
     same_vocabulary = fields == ("draft_vocab_size",) and value is not None
-    return "equals vocab_size" if same_vocabulary else "null, or without meaning here"
+    return "equals vocab_size" if same_vocabulary else "null, or meaningless here"
 
 
 def _carried_to(
     path: KeyPath, fields: tuple[str, ...], source: DraftSource, rendering: Rendering
 ) -> KeyPath | None:
-    """Where a key goes that is repeated as it was; None for the others."""
+    """Where a key goes that is repeated unchanged; None for the others."""
     if path not in _carried(source.dialect, fields) or dotted(path) in rendering.needless:
         return None
     spellings = [place for place in _carried(rendering.dialect, fields) if place[-1] == path[-1]]
@@ -190,7 +190,7 @@ def _account_other(
             reason = "back where it came from"
         _account(result, action, path, value, (destination,), reason)
     elif destination != path and path not in rendering.homes and rendering.reads(destination):
-        reason = "no key of the decoder; at the top level it would be read"
+        reason = "not a key of the decoder; at the top level it would be read"
         _account(result, "dropped", path, value, (), reason)
     elif existing is None or existing == value:
         assign(result.document, destination, copy.deepcopy(value))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LEFT_OUT: Mapping[str, str] = {
-    "auto_map": "points at code, and code is not carried",
+    "auto_map": "points at code, which is not carried",
     "_name_or_path": "a path on the machine that saved the source",
 }
 NOT_RECORDED = frozenset({"_name_or_path"})
@@ -16,7 +16,7 @@ _ABSOLUTE_PATH = re.compile(r"(file:|/|~|[a-z]:[\\/]|\\\\).*", re.DOTALL | re.IG
 
 
 def without_local_paths(value: Any) -> Any:
-    """Reduce absolute paths to their last component: a manifest names nobody's folders."""
+    """Reduce absolute paths to their last component, since a manifest names nobody's folders."""
     if isinstance(value, dict):
         return {key: without_local_paths(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A conversion as a value: planned on config and headers, printable, then carried out."""
+"""A conversion as a value: planned from config and headers, printable, then carried out."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def plan_to_dense(
 
     Args:
         folder: a local checkpoint folder, of any dialect that can be read.
-        target: folder of the target model, whose embedding and head fill absent ones.
+        target: folder of the target model, whose embedding and head fill in missing ones.
         overrides: what the user knows better than the source.
         written_for: the engine whose spelling is written, as ``--for`` names it.
         expand_vocabulary: make a reduced vocabulary full, with the same proposals.
@@ -122,15 +122,15 @@ def plan_to_speculators(
 ) -> Conversion:
     """Plan the conversion of a draft to the speculators form.
 
-    Where the source is the result of an earlier conversion from that form, its manifest restores
-    what the source cannot say. An embedding or full-vocabulary head that the source stores is
+    If the source is the result of an earlier conversion from that form, its manifest restores
+    what the source cannot express. An embedding or full-vocabulary head that the source stores is
     compared with the verifier's; nothing else but headers and the vocabulary table is read.
 
     Args:
         folder: a local checkpoint folder, of any dialect that can be read.
-        verifier: folder or repository of the target model, recorded as it is given (a snapshot of
+        verifier: folder or repository of the target model, recorded as given (a snapshot of
             the Hub cache by its repository); None: the one that a manifest records.
-        keep_verifier_weights: store embedding and head although they should be the verifier's.
+        keep_verifier_weights: store embedding and head even though they should be the verifier's.
         overrides: what the user knows better than the source.
 
     Raises:
@@ -184,7 +184,7 @@ def _conversion(
     written_for: str = REFERENCE,
     vocabulary_expanded: bool = False,
 ) -> Conversion:
-    """Everything decided, in the form that is printed, carried out and recorded."""
+    """Everything that was decided, in the form that is printed, carried out and recorded."""
     files = plan_files(source, pieces)
     carried = side_files(source.folder)
     plan = ConversionPlan(
@@ -220,7 +220,7 @@ def _conversion(
 
 
 def _paired(source: DraftSource, weights: TargetWeights | None, findings: Findings) -> DraftConfig:
-    """The draft's config, with the target's depth where the target is at hand."""
+    """The draft's config, with the target's depth if the target is at hand."""
     if weights is None:
         return source.config
     _validate_pair(source, weights, findings)
@@ -243,7 +243,7 @@ def _note_absent(pieces: list[Piece], findings: Findings) -> None:
             "tensors-absent",
             f"the result does not store {' and '.join(absent)}: engines that share the target's "
             "load it, DeepSpec does not",
-            hint="give --target DIR to fill them from the target's checkpoint",
+            hint="give --target DIR to fill them in from the target's checkpoint",
         )
 
 

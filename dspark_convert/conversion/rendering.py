@@ -27,21 +27,21 @@ from dspark_convert.formats.rules import (
 )
 from dspark_convert.schemas.draft import DraftConfig
 
-_RESTORED = "as it was before the earlier conversion, whose manifest recorded it"
+_RESTORED = "as before the earlier conversion, whose manifest recorded it"
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """A draft's config in the result's dialect, before other keys of the source are carried in."""
+    """A draft's config in the result's dialect, before other keys of the source are added."""
 
     dialect: Dialect
     document: Document
     added: Mapping[str, str]
-    """Why a key is there that the source lacks; by dotted name."""
+    """Why the result has a key that the source lacks; by dotted name."""
     homes: Mapping[KeyPath, KeyPath] = field(default_factory=dict)
-    """Where an earlier conversion took keys of the source from, which go back there."""
+    """Where keys of the source came from in an earlier conversion; they go back there."""
     needless: Mapping[str, str] = field(default_factory=dict)
-    """Fields, and carried keys by dotted name, that the result leaves out, and why."""
+    """Fields, and carried keys by dotted name, that the result omits, and why."""
 
     @property
     def keys(self) -> frozenset[KeyPath]:
@@ -62,7 +62,7 @@ def plain_rendering(config: DraftConfig, dialect: Dialect) -> Rendering:
 def restored_rendering(
     config: DraftConfig, dialect: Dialect, origin: Origin, *, untold: Collection[str]
 ) -> Rendering | None:
-    """The origin's document, with every field that means something else now written anew.
+    """The origin's document, with every field whose meaning has changed written anew.
 
     Args:
         config: the draft.
@@ -117,7 +117,7 @@ def _carried_keys(dialect: Dialect) -> list[str]:
 def _changed_fields(
     document: Document, config: DraftConfig, dialect: Dialect, needless: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Fields of which ``document`` says something else than ``config``, or nothing."""
+    """Fields for which ``document`` disagrees with ``config``, or says nothing."""
     today, unheard = render(config, dialect), Findings()
     changed = {}
     for rule in dialect.rules:

@@ -27,7 +27,7 @@ from dspark_convert.schemas.plan import ConversionManifest, OutputFile, SourceId
 CONFIG_FILE = "config.json"
 
 _SMALL_FILES_BYTES = 64 << 10
-"""Room for config, index and manifest, beside the tensors that they list."""
+"""Room for config, index and manifest, apart from the tensors that they list."""
 
 
 def run_conversion(
@@ -45,12 +45,12 @@ def run_conversion(
         output: appears complete, or not at all.
         overwrite: replace an empty folder, or an earlier result of ours.
         verify_bytes: compare all copied bytes, not only the ends of each range.
-        on_bytes: is called with the number of bytes of every piece of a tensor that was copied.
+        on_bytes: called with the size of every piece of a tensor that was copied.
 
     Raises:
-        OutputError: the output may not be replaced, the disk is full, or re-reading found other
-            bytes than were written (``output-differs``).
-        CheckpointError: the source changed while it was read (``file-changed``), or is not what the
+        OutputError: the output may not be replaced, the disk is full, or re-reading found bytes
+        other than those written (``output-differs``). CheckpointError: the source changed while it
+        was read (``file-changed``), or is not what the
             Hub has (``cached-file-corrupt``).
     """
     with staged_folder(
@@ -80,9 +80,9 @@ def needed_bytes(conversion: Conversion) -> int:
 
 
 def is_our_output(folder: Path) -> bool:
-    """Whether a folder holds what its manifest of ours describes, unchanged, and nothing else.
+    """Whether a folder holds exactly what our manifest in it describes, unchanged.
 
-    Of weight files size and header are looked at, of others every byte.
+    For weight files, size and header are compared; for other files, every byte.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -183,7 +183,7 @@ def _same_bytes(piece: Piece, stored: StoredTensor, *, whole: bool) -> bool:
 
 
 def _same_blocks(content: Assembled, written: int, stored: StoredTensor, *, whole: bool) -> bool:
-    """Make the blocks again, only the first and the last without ``whole``, and compare."""
+    """Make the blocks again (only the first and the last without ``whole``) and compare them."""
     blocks = list(content.blocks())
     with ExitStack() as stack:
         source = None
@@ -202,9 +202,10 @@ def _differs(file: str, tensor: str | None) -> OutputError:
     return OutputError(
         Finding(
             code="output-differs",
-            message="re-reading the result found other bytes than the source holds",
+            message="re-reading the result found bytes that the source does not hold",
             file=file,
             tensor=tensor,
-            hint="check that nothing writes to the source, and the health of the disk; run again",
+            hint="check that nothing writes to the source and that the disk is healthy, then run "
+            "again",
         )
     )

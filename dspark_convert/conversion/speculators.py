@@ -1,6 +1,6 @@
-"""A draft rendered to speculators: what only that form says, and what it cannot say.
+"""A draft rendered to speculators: what only that form states, and what it cannot express.
 
-Sources: FORMATS, sections 1.2, 2.5 and 5; speculators 0.9.0, ``models/dflash/core.py``.
+Source: speculators 0.9.0, ``models/dflash/core.py``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dspark_convert.formats.rules import Document
 from dspark_convert.schemas.draft import DraftConfig
 
 _DENSE_ONLY = ("num_anchors", "num_target_layers")
-"""Fields that a conversion to dense adds for dense loaders, or from the target it was given."""
+"""Fields that a conversion to dense adds for dense loaders, or from the given target."""
 
 
 def validate_expressible(config: DraftConfig, findings: Findings) -> None:
-    """Refuse what a speculators checkpoint has no place for: code ``not-expressible``."""
+    """Refuse what a speculators checkpoint cannot hold: code ``not-expressible``."""
     if config.target_hidden_size not in (None, config.hidden_size):
         _refuse(
             "target_hidden_size",
@@ -38,7 +38,7 @@ def validate_expressible(config: DraftConfig, findings: Findings) -> None:
     if config.draft_vocab_size > config.vocab_size:
         _refuse(
             "draft_vocab_size",
-            "speculators takes a draft vocabulary of another size for a part of the target's",
+            "speculators takes a draft vocabulary of a different size to be part of the target's",
             f"at most {config.vocab_size}",
             config.draft_vocab_size,
             findings,
@@ -52,7 +52,7 @@ def speculators_rendering(
     origin: Origin | None,
     findings: Findings,
 ) -> Rendering:
-    """The speculators form of a draft: as its origin spelled it where there is one, else anew."""
+    """The speculators form of a draft: as its origin spelled it if there is one, otherwise anew."""
     if origin is not None:
         restored = restored_rendering(config, SPECULATORS, origin, untold=_DENSE_ONLY)
         if restored is not None:
@@ -61,7 +61,7 @@ def speculators_rendering(
                 return restored
         findings.note(
             UNUSABLE,
-            "what an earlier conversion recorded does not describe this draft; it is left aside",
+            "what an earlier conversion recorded does not describe this draft; it is ignored",
         )
     rendering = plain_rendering(config, SPECULATORS)
     rendering.document[USE] = _use(config, verifier)
@@ -70,8 +70,8 @@ def speculators_rendering(
     findings.note(
         "origin-unknown",
         "no manifest says what this draft was in speculators: its library version, the details of "
-        "its proposal method and keys that were null are not known; the method is written as "
-        f"greedy with {config.num_speculative_tokens} tokens",
+        "its proposal method and keys that were null are unknown; the method is written as greedy "
+        f"with {config.num_speculative_tokens} tokens",
         file=CONFIG,
         key=USE,
     )
@@ -109,8 +109,8 @@ def _use(config: DraftConfig, verifier: Verifier) -> Document:
 def _restore_use(document: Document, config: DraftConfig, verifier: Verifier) -> None:
     """Keep the recorded use; name the verifier, and correct a count of the other layout.
 
-    A method may propose fewer tokens than a block has; only counts that tell a layout must be its,
-    and none may be more than a block has (it may have become shorter).
+    A method may propose fewer tokens than a block has. Only counts that imply a layout must match
+    it, and none may exceed the block (which may have become shorter).
     """
     use = document.get(USE)
     if not use or not use.get("proposal_methods"):

@@ -25,7 +25,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", 
 
 @dataclass(frozen=True)
 class Verifier:
-    """The target model as the result names it; ``weights`` only where its folder is at hand."""
+    """The target model as the result names it; ``weights`` only if its folder is at hand."""
 
     name: str
     architectures: tuple[str, ...]
@@ -40,9 +40,8 @@ def find_verifier(choice: str | None, origin: Origin | None, findings: Findings)
     """What ``--verifier`` names: a folder, which is read, or a repository, which is not.
 
     Raises:
-        CheckpointError, DraftError: the folder is no readable model; ``verifier-unknown`` when
-            nothing names one.
-        UsageError: ``bad-verifier``.
+        CheckpointError, DraftError: the folder is not a readable model; ``verifier-unknown`` if
+        nothing names one. UsageError: ``bad-verifier``.
     """
     recorded = lookup(origin.document, _VERIFIER) if origin else None
     known = recorded if isinstance(recorded, dict) else {}
@@ -51,12 +50,12 @@ def find_verifier(choice: str | None, origin: Origin | None, findings: Findings)
         verifier = _recorded_verifier(known)
         findings.note(
             "verifier-restored",
-            f"the result names {verifier.name} as its verifier, as was recorded before; of a path "
-            "only the last part is recorded",
+            f"the result names {verifier.name} as its verifier, as recorded before; only the last "
+            "part of a path is recorded",
             hint="give --verifier to name another",
         )
         return verifier
-    if os.path.isdir(choice):  # noqa: PTH112 - which, unlike Path.is_dir, bears every name
+    if os.path.isdir(choice):  # noqa: PTH112 - which, unlike Path.is_dir, tolerates every name
         return _local_verifier(choice, findings)
     if _REPOSITORY.fullmatch(choice) is None:
         raise UsageError(
@@ -72,7 +71,8 @@ def find_verifier(choice: str | None, origin: Origin | None, findings: Findings)
         return _recorded_verifier(known)
     findings.note(
         "verifier-not-read",
-        f"{choice} is recorded as it is; the pair was not checked, its architectures are not known",
+        f"{choice} is recorded as given; the pair was not checked, and its architectures are "
+        "unknown",
         hint="give the folder of the target model to check the pair",
     )
     return Verifier(choice, ())
@@ -87,10 +87,10 @@ def _validate_recorded(known: Mapping[str, Any], findings: Findings) -> None:
         return
     hint = "give --verifier OWNER/NAME, or --verifier DIR"
     if any(note.code == UNUSABLE for note in findings):
-        hint += f"; {MANIFEST_FILE}, which may have recorded it, is left aside (manifest-unusable)"
+        hint += f"; {MANIFEST_FILE}, which may have recorded it, is ignored (manifest-unusable)"
     findings.error(
         "verifier-unknown",
-        "a speculators draft names its target model, and nothing says which",
+        "a speculators draft names its target model, but nothing says which one",
         hint=hint,
     )
     raise_errors(findings)
@@ -106,10 +106,10 @@ def _local_verifier(choice: str, findings: Findings) -> Verifier:
     if identity.revision is None:
         findings.note(
             "verifier-is-local",
-            "the result names a folder of this machine as its verifier: speculators loads it only "
-            "where that folder is, and `vllm serve` of the draft alone refuses it",
+            "the result names a folder on this machine as its verifier: speculators loads it only "
+            "where that folder exists, and `vllm serve` of the draft alone refuses it",
             found=shown_name(choice),
-            hint="give --verifier OWNER/NAME for a draft that is published",
+            hint="give --verifier OWNER/NAME for a draft that will be published",
         )
     name = shown_name(choice) if identity.revision is None else identity.name
     return Verifier(name, _names(weights.checkpoint.config.get("architectures")), weights)

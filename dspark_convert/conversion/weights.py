@@ -28,7 +28,7 @@ NOTHING_LEFT_OUT: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor of the result: bytes of a stored tensor, bytes made here, or made in writing."""
+    """One tensor of the result: bytes of a stored tensor, made here, or made while writing."""
 
     name: str
     dtype: str
@@ -71,7 +71,7 @@ def plan_pieces(
 
 
 def plan_files(source: DraftSource, pieces: Iterable[Piece]) -> list[OutputWeights]:
-    """Group the pieces as the source grouped them; what the target fills gets a shard of its own.
+    """Group the pieces as the source grouped them; what the target fills in gets its own shard.
 
     Shards are numbered anew, because one may have become empty.
     """
@@ -95,7 +95,8 @@ def tensor_steps(
 ) -> list[TensorStep]:
     """The account of every tensor: those of the result in file order, then those left out.
 
-    ``left_out`` says why tensors of canonical names are, beside those that no draft stores.
+    ``left_out`` says, by canonical name, why tensors are left out besides those that no draft
+    stores.
     """
     files = tuple(files)
     used = {piece.source for file in files for piece in file.pieces.values()}
@@ -180,11 +181,11 @@ def _filled(
         if stored.shape != expected[name].shape or stored.dtype not in FLOATS:
             findings.error(
                 "target-rows-mismatch",
-                f"the draft stores no {name} and the target's cannot stand in for it",
+                f"the draft stores no {name}, and the target's cannot stand in for it",
                 tensor=name,
                 expected=f"float {list(expected[name].shape)}",
                 found=f"{stored.dtype} {list(stored.shape)} in the target",
-                hint="leave --target out, or publish the draft with its own tensor",
+                hint="omit --target, or publish the draft with its own tensor",
             )
             continue
         pieces.append(
@@ -194,7 +195,7 @@ def _filled(
                 stored.shape,
                 stored,
                 "filled",
-                "absent in the draft; the target's bytes",
+                "missing in the draft; the target's bytes",
                 source=stored.name,
                 source_file=stored.file,
             )

@@ -28,7 +28,7 @@ class EngineView:
         return bool(self.dialect.decoder)
 
     def silent_about(self, *keys: str) -> bool:
-        """Whether a flat config lacks one of ``keys``: engines do not infer what is absent."""
+        """Whether a flat config lacks one of ``keys``: engines do not infer what is missing."""
         return not self.nested and any(self.document.get(key) is None for key in keys)
 
     def named(self, architectures: Collection[str]) -> bool:
@@ -37,7 +37,7 @@ class EngineView:
         return isinstance(names, list) and any(name in architectures for name in names)
 
     def decoder_key(self, key: str) -> Any:
-        """A key of the decoder, from where this dialect keeps it."""
+        """A key of the decoder, taken from where this dialect keeps it."""
         decoder = lookup(self.document, self.dialect.decoder)
         return (decoder if isinstance(decoder, Mapping) else self.document).get(key)
 
@@ -58,7 +58,7 @@ class EngineView:
 
     @property
     def keys_of_deepspec(self) -> tuple[str, ...]:
-        """The keys that its model class asserts (FORMATS, section 1.1)."""
+        """The keys that its model class asserts."""
         keys = ["target_layer_ids", "mask_token_id", "num_anchors", "enable_confidence_head"]
         keys += ["markov_rank", *(["markov_head_type"] if self.markov else [])]
         heads = ["confidence_head_with_markov"] if self.config.enable_confidence_head else []
@@ -66,12 +66,12 @@ class EngineView:
 
     @property
     def causal_anyway(self) -> bool:
-        """Whether sliding layers should see the whole block and ``is_causal`` does not say so."""
+        """Whether sliding layers should see the whole block but ``is_causal`` does not say so."""
         return self.config.sliding_window_non_causal and self.document.get("is_causal") is not False
 
     @property
     def markov(self) -> str:
-        """The type of the Markov head; empty when there is none."""
+        """The type of the Markov head; empty if there is none."""
         return self.config.markov_head_type if self.config.markov_rank else ""
 
     @property
@@ -91,6 +91,6 @@ class EngineView:
 
     @property
     def last_layer_ids(self) -> bool:
-        """Whether the draft listens to the target's last layer."""
+        """Whether the draft reads the target's last layer."""
         depth = self.config.num_target_layers
         return depth is not None and depth - 1 in self.config.target_layer_ids

@@ -1,1 +1,1 @@
-"""The published shapes of a draft: how each is recognised, parsed and rendered."""
+"""The published formats of a draft: how each is recognised, parsed and rendered."""

@@ -1,7 +1,8 @@
-"""Drafts bundled inside a DeepSeek-V4 target: what ``mtp.*`` must hold (FORMATS, section 6.1).
+"""Drafts bundled inside a DeepSeek-V4 target: what ``mtp.*`` must hold.
 
-They are read and judged, not converted: engines load them from the target's folder under these
-very names, so the map is the identity, and the decoder of ``runtime`` is another one.
+They are read and validated but not converted: engines load them from the target's folder under
+exactly these names, so there is nothing to map, and ``runtime`` does not implement their decoder.
+Source: vLLM 0.33.0, ``models/deepseek_v4/nvidia/dspark.py``.
 
 H hidden, hd head size, nh heads, q and o low ranks, G output groups, I expert width, E experts,
 L captured layers, V vocabulary, r Markov rank, hc copies of the stream, mix = (2 + hc) hc.
@@ -30,13 +31,13 @@ Storage = Literal["float", "quantised"]
 
 FP8, PACKED_FP4, FP4 = "F8_E4M3", frozenset({"I8", "U8"}), "F4"
 FP8_BLOCK, FP4_BLOCK = 128, 32
-"""Weights under one scale: 128 x 128 in fp8, 32 of a row in fp4."""
+"""Weights that share a scale: 128 x 128 in fp8, 32 of a row in fp4."""
 SCALE_DTYPES = frozenset({"F8_E8M0", "U8", "F32"})
 
 _STAGE = re.compile(r"mtp\.(\d{1,6})\.(.+)", re.ASCII)
 _MAX_REPORTED = 20
 _VLLM_STAGES = 3
-"""What vLLM loads where ``n_mtp_layers`` is not given."""
+"""How many vLLM loads if ``n_mtp_layers`` is not given."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def holds_stages(names: Iterable[str]) -> bool:
 def read_bundled(
     document: Mapping[str, Any], tensors: Mapping[str, StoredTensor], findings: Findings
 ) -> BundledDraft | None:
-    """Judge the draft inside a DeepSeek-V4 target; None when its config leaves it undecided.
+    """Validate the draft inside a DeepSeek-V4 target; None if its config leaves it undecided.
 
     Codes: ``key-missing``, ``config-invalid``, ``mask-token-out-of-range``, ``layer-ids-invalid``,
     ``stages-missing``, ``stage-count-mismatch``, ``tensor-missing``, ``tensor-unknown``,
@@ -142,7 +143,7 @@ def _validate_config(config: BundledConfig, generation: str, findings: Findings)
 def _validate_stages(
     config: BundledConfig, stages: Mapping[int, object], findings: Findings
 ) -> None:
-    """Numbering without gaps, and the number that each engine will look for."""
+    """Check that there are no gaps, and how many stages each engine will look for."""
     count = len(stages)
     if list(stages) != list(range(count)):
         findings.error(
@@ -167,7 +168,7 @@ def _validate_stages(
     if config.num_nextn_predict_layers not in (None, count):
         findings.note(
             "stage-count-from-tensors",
-            f"{count} stages are stored; num_nextn_predict_layers is not about them",
+            f"{count} stages are stored; num_nextn_predict_layers does not count them",
             file=CONFIG_FILE,
             key="num_nextn_predict_layers",
             found=config.num_nextn_predict_layers,
@@ -248,7 +249,7 @@ def _routed_experts(config: BundledConfig) -> int:
 
 
 class _Reporter:
-    """Reports tensors, but not thousands of them: one fault often repeats for every expert."""
+    """Reports tensors, but not thousands: one fault often repeats for every expert."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -260,7 +261,7 @@ class _Reporter:
             self._findings.error(code, message, tensor=tensor, **details)
 
     def close(self) -> None:
-        """Say how many of each kind were left out."""
+        """Say how many of each kind were omitted."""
         for code, count in self._counts.items():
             if count > _MAX_REPORTED:
                 self._findings.note(code, f"{count - _MAX_REPORTED} more tensors have this fault")
@@ -281,7 +282,7 @@ def _validate_stage(
         elif spec.required:
             report.error(
                 "tensor-missing",
-                "the draft's stage lacks a tensor",
+                "a stage of the draft lacks a tensor",
                 prefix + name,
                 expected=str(list(spec.shape)),
                 hint="the checkpoint is incomplete: save or download it again",

@@ -1,4 +1,4 @@
-"""Which dialect a config is of, and the evidence for it. Exact names only, never substrings."""
+"""Which dialect a config is in, and the evidence for it. Exact names only, never substrings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Detection:
     dialect: Dialect
     evidence: tuple[str, ...]
     scheme: Scheme | None = None
-    """How weights are quantised; None: they are not, or not in a way that is known."""
+    """How weights are quantised; None: not at all, or in no known way."""
 
 
 def detect(config: Mapping[str, Any], tensor_names: Iterable[str]) -> Detection:
@@ -35,7 +35,7 @@ def detect(config: Mapping[str, Any], tensor_names: Iterable[str]) -> Detection:
 
     Raises:
         DialectError: ``unsupported-draft`` (another kind of draft), ``unsupported-dialect`` (a
-            DSpark draft of a shape that is recognised and not supported) or ``unknown-dialect``.
+        DSpark draft of a shape that is recognised but not supported) or ``unknown-dialect``.
     """
     names = frozenset(tensor_names)
     dialect, evidence = _find_dialect(config)

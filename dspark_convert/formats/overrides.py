@@ -1,4 +1,4 @@
-"""What a user knows better than the file: edits of the source document, before it is read."""
+"""What a user knows better than the file: edits to the source document before it is read."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _NOT_SETTABLE = {"layout", "rope_parameters", "decoder", "decoder_parameters"}
 
 @dataclass(frozen=True)
 class Overrides:
-    """Values that overrule the source, also where it contradicts itself.
+    """Values that override the source, even where it contradicts itself.
 
-    ``fields`` are ``--set`` pairs, parsed; ``layout`` and ``d2t`` the options of that name.
+    ``fields`` holds the parsed ``--set`` pairs; ``layout`` and ``d2t`` are the options of that
+    name.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class Overrides:
     d2t: TableMeaning | None = None
 
     def as_document(self) -> dict[str, Any]:
-        """What plan and manifest record."""
+        """What the plan and the manifest record."""
         named = {"layout": self.layout and self.layout.value, "d2t": self.d2t}
         return {**self.fields, **{key: value for key, value in named.items() if value}}
 
@@ -65,7 +66,7 @@ def parse_overrides(layout: str | None, d2t: str | None, settings: list[str]) ->
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """Parse ``KEY=VALUE`` pairs; a value is JSON, or a plain text where it is no JSON.
+    """Parse ``KEY=VALUE`` pairs; a value is JSON, or plain text if it is not valid JSON.
 
     Raises:
         UsageError: ``bad-setting``: no ``=``, a key that cannot be set, a value of the wrong type,
@@ -84,7 +85,7 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
 
 
 def settable_fields() -> list[str]:
-    """The keys that ``--set`` takes."""
+    """The keys that ``--set`` accepts."""
     return sorted({*DraftConfig.model_fields, *_JOINED_FIELDS, *_body_fields()} - _NOT_SETTABLE)
 
 
@@ -113,7 +114,7 @@ def apply_overrides(document: Document, dialect: Dialect, overrides: Overrides) 
 
 
 def assign_over_null(document: Document, path: tuple[str, ...], value: Any) -> None:
-    """Like ``assign``, also where an object on the way is null."""
+    """Like ``assign``, but an object on the way may be null."""
     for depth in range(1, len(path)):
         if not isinstance(lookup(document, path[:depth]), dict):
             assign(document, path[:depth], {})
@@ -123,7 +124,7 @@ def assign_over_null(document: Document, path: tuple[str, ...], value: Any) -> N
 def overridden_paths(
     document: Document, dialect: Dialect, overrides: Overrides
 ) -> dict[KeyPath, str]:
-    """Source keys whose value, or a part of it, an override replaced; with the field's name."""
+    """Source keys whose value an override replaced, wholly or in part, with the field's name."""
     fields = [*overrides.fields, *(["sample_from_anchor"] if overrides.layout else [])]
     return {
         place.path[:depth]: name

@@ -1,7 +1,7 @@
-"""Config documents into ``DraftConfig`` and back: what the tables of ``dialects`` cannot say.
+"""Config documents into ``DraftConfig`` and back: what the tables of ``dialects`` cannot express.
 
-Joined here: layer types with their window, the two halves of RoPE, the layout with its evidence,
-and the heads with the tensors that prove them where a config is silent.
+This module joins layer types with their window, the two halves of RoPE, the layout with its
+evidence, and the heads with the tensors that prove them if a config is silent.
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ def parse_config(
 
     Args:
         document: the parsed ``config.json``, types already checked, overrides already applied.
-        dialect: its dialect.
-        tensors: the stored tensors by canonical name, which decide about heads and dtype where
-            the config is silent; may be empty.
-        findings: takes every problem; None is returned when they leave a field undecided.
-        layout: overrules whatever the config says.
+        dialect: its dialect. tensors: the stored tensors by canonical name, which decide about
+        heads and dtype if the config is silent; may be empty. findings: receives every problem;
+        None is returned if they leave a field undecided. layout: overrides whatever the config
+        says.
     """
     readings = {rule.field: read_field(rule, document, CONFIG, findings) for rule in dialect.rules}
     values: dict[str, Any] = {name: reading.value for name, reading in readings.items()}
@@ -109,8 +108,8 @@ def split_config(config: DraftConfig) -> dict[str, Any]:
 def render(config: DraftConfig, dialect: Dialect) -> Document:
     """``config.json`` of a dialect, as far as ``DraftConfig`` determines it.
 
-    ``draft_vocab_size`` appears where it differs from ``vocab_size``, and where the dialect always
-    writes it. The source of each key: FORMATS, sections 1 and 5.
+    ``draft_vocab_size`` is written if it differs from ``vocab_size``, or if the dialect always
+    writes it.
     """
     dialect = dialect.of(config)
     document: Document = {}
@@ -129,9 +128,9 @@ def render(config: DraftConfig, dialect: Dialect) -> Document:
 def heads_in(
     tensors: Mapping[str, StoredTensor], hidden_size: object, vocab_size: object
 ) -> dict[str, Any]:
-    """What the stored tensors say about the heads, in the words of the config.
+    """What the stored tensors say about the heads, in the terms of the config.
 
-    A tensor that is stored transposed says the same; its shape is judged elsewhere.
+    A tensor that is stored transposed says the same; its shape is validated elsewhere.
     """
     w1 = tensors.get(MARKOV_W1)
     confidence = tensors.get(CONFIDENCE_WEIGHT)
@@ -160,7 +159,7 @@ def _rank(shape: tuple[int, ...], vocab_size: object) -> int:
 def _fill_from_tensors(
     values: dict[str, Any], fc: str, tensors: Mapping[str, StoredTensor], findings: Findings
 ) -> None:
-    """Heads and dtype that the config is silent about: the tensors are the evidence."""
+    """Heads and dtype about which the config is silent: the tensors are the evidence."""
     stored = heads_in(tensors, values["hidden_size"], values["vocab_size"])
     backbone = tensors.get(fc)
     stored["dtype"] = DTYPE_NAMES.get(backbone.dtype if backbone else "", "bfloat16")
@@ -189,8 +188,8 @@ def _join_decoder(values: dict[str, Any], findings: Findings) -> None:
     elif slides and not values["use_sliding_window"]:
         findings.warning(
             "sliding-window-switched-off",
-            "layer_types says that layers slide, use_sliding_window is not true; loaders of the "
-            "source drop the window, the result keeps it",
+            "layer_types says that layers slide, but use_sliding_window is not true; loaders of "
+            "the source drop the window, the result keeps it",
             file=CONFIG,
             key="use_sliding_window",
         )
@@ -205,7 +204,7 @@ def _join_decoder(values: dict[str, Any], findings: Findings) -> None:
 
 
 def _join_layer_types(values: dict[str, Any], findings: Findings) -> bool:
-    """Fill absent layer types as Qwen3Config does, check given ones; whether any slides."""
+    """Fill in missing layer types as Qwen3Config does, check given ones; whether any slides."""
     given, depth = values["layer_types"], values["num_hidden_layers"]
     if given is UNKNOWN or not isinstance(depth, int):
         return False
@@ -227,8 +226,8 @@ def _join_layer_types(values: dict[str, Any], findings: Findings) -> bool:
             key="layer_types",
             expected=f"{depth} entries",
             found=f"{len(given)} entries",
-            hint="give --set 'layer_types=[...]' with one entry per layer, or "
-            "--set num_hidden_layers=N if that is what is wrong",
+            hint="give --set 'layer_types=[...]' with one entry per layer, or --set "
+            "num_hidden_layers=N if that is wrong",
         )
     values["layer_types"] = tuple(given)
     return "sliding_attention" in given
@@ -241,8 +240,8 @@ def _join_causality(values: dict[str, Any], slides: bool, findings: Findings) ->
     if non_causal is None and slides:
         findings.note(
             "default-used",
-            "nothing says whether sliding layers are causal inside the block; they are by default "
-            "in speculators, vLLM and SGLang",
+            "nothing says whether sliding layers are causal inside the block; in speculators, vLLM "
+            "and SGLang they are by default",
             file=CONFIG,
             key="sliding_window_non_causal",
         )
@@ -284,7 +283,7 @@ def _layout(
     findings.error(
         "layout-undeclared",
         "neither sample_from_anchor nor the proposal methods say which layout this draft has; "
-        "readers disagree about the default and the wrong one drafts almost nothing",
+        "readers disagree about the default, and with the wrong one almost nothing is accepted",
         file=CONFIG,
         key="sample_from_anchor",
         found=f"block_size {block}, speculative_tokens {tokens}",
@@ -295,7 +294,7 @@ def _layout(
 
 
 def _speculative_tokens(document: Document) -> int | None:
-    """The count that all proposal methods agree on; None when there is none."""
+    """The count on which all proposal methods agree; None if there is none."""
     methods = lookup(document, ("speculators_config", "proposal_methods")) or []
     counts = {method.get("speculative_tokens") for method in methods} - {None}
     return counts.pop() if len(counts) == 1 else None
@@ -312,7 +311,7 @@ def _report_layout_conflict(
         key="sample_from_anchor",
         expected=f"{block if declared else block - 1} speculative tokens for {layout.value}",
         found=f"{tokens} with block_size {block}",
-        hint="find out how it was trained and give --layout anchor-first or --layout bonus-anchor",
+        hint="find out how it was trained, and give --layout anchor-first or --layout bonus-anchor",
     )
 
 

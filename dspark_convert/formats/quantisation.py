@@ -1,7 +1,7 @@
 """Quantised weights: how each scheme is recognised, and whether it is carried or refused.
 
-A scheme that names its ``companions`` is carried: its tensors are checked, and copied as they are.
-Any other is refused, by its name where a row recognises it, else by what is stored.
+A scheme that names its ``companions`` is carried: its tensors are checked and copied as they are.
+Any other is refused, by its name if a row recognises it, otherwise by what is stored.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Scheme:
     what: str
     """What such a draft does, for its refusal: "a draft which ..."."""
     recognise: Callable[[Mapping[str, Any], Collection[str]], bool]
-    """Whether a config, or the stored names, are of this scheme."""
+    """Whether a config or the stored names belong to this scheme."""
     served_by: str = "the engine that it was quantised for"
     companions: Companions | None = None
-    """Everything that is stored in place of a weight of this name and spec, by name, be it under
-    its own name too; None: the scheme is refused."""
+    """Everything stored in place of a weight of this name and spec, by name, which may be its own;
+    None: the scheme is refused."""
 
     def stored_form(
         self, expected: Mapping[str, TensorSpec], stored: Collection[str]
     ) -> dict[str, TensorSpec]:
-        """What a loader wants where some weights are quantised: those that have a companion.
+        """What a loader expects if some weights are quantised: those that have a companion.
 
         What is stored decides, not the lists of a config, which writers leave incomplete.
         """
@@ -77,11 +77,11 @@ SCHEMES: Mapping[str, Scheme] = {
         ),
     )
 }
-"""Every scheme that has a name, in the order in which they are asked."""
+"""Every named scheme, in the order in which they are tried."""
 
 
 def find_scheme(config: Mapping[str, Any], names: Collection[str]) -> Scheme | None:
-    """The scheme of a draft with these stored names; None: none that is known."""
+    """The scheme of a draft with these stored names; None: no known one."""
     return next((row for row in SCHEMES.values() if row.recognise(config, names)), None)
 
 
@@ -91,7 +91,7 @@ def refuse_quantised(
     tensors: Mapping[str, StoredTensor],
     findings: Findings,
 ) -> bool:
-    """Report weights that are quantised in no known way: code ``quantised-draft``, once.
+    """Report, once, weights that are quantised in no known way: code ``quantised-draft``.
 
     Args:
         config: the document, whose keys may say so.
@@ -100,7 +100,7 @@ def refuse_quantised(
         findings: takes the error.
 
     Returns:
-        Whether stored tensors are quantised, so that nothing else can be said of them.
+        Whether stored tensors are quantised, so that nothing else can be said about them.
     """
     paths = [(*at, key) for key in _DECLARING_KEYS for at in dict.fromkeys([(), container])]
     declared = next((path for path in paths if lookup(config, path) is not None), None)
@@ -127,6 +127,6 @@ def refuse_quantised(
             "the config describes quantised weights",
             file=CONFIG_FILE,
             key=dotted(declared),
-            hint="convert the draft before it is quantised; remove the key if it is not",
+            hint="convert the draft before it is quantised; if it is not quantised, remove the key",
         )
     return bool(quantised)

@@ -1,4 +1,4 @@
-"""Read a draft from a folder, whatever its dialect, and judge everything that can be judged."""
+"""Read a draft from a folder, whatever its dialect, and validate everything that can be."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dspark_convert.schemas.draft import DraftConfig
 
 @dataclass(frozen=True)
 class DraftSource:
-    """A draft that was read and found right."""
+    """A draft that was read and found valid."""
 
     checkpoint: Checkpoint
     detection: Detection
@@ -60,23 +60,23 @@ class DraftSource:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Stored tensors by canonical name (FORMATS, section 2.1)."""
+        """Stored tensors by canonical name."""
         return self.named.kept
 
     @property
     def layer_ids(self) -> Place:
-        """The key that holds the layer ids, with its way to count them."""
+        """The key that holds the layer ids, with its way of counting them."""
         return layer_id_place(self.parsed, self.dialect, self.overrides)
 
     @property
     def d2t(self) -> Ids | None:
-        """Offsets int64 [draft vocabulary], judged valid; None for a full vocabulary."""
+        """Offsets int64 [draft vocabulary], validated; None for a full vocabulary."""
         return None if self.table is None else self.table.offsets
 
 
 @dataclass
 class Examination:
-    """Everything that could be established about a folder, step by step, in spite of errors.
+    """Everything that could be established about a folder, step by step, despite errors.
 
     A step that failed leaves its field None and says why in ``findings``.
     """
@@ -95,7 +95,7 @@ class Examination:
 
 
 def read_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> DraftSource:
-    """Read and judge a draft.
+    """Read and validate a draft.
 
     Raises:
         CheckpointError, DialectError, DraftError: with every error found.
@@ -107,7 +107,7 @@ def read_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> DraftSou
 def read_draft_with_notes(
     folder: Path, *, overrides: Overrides = NO_OVERRIDES
 ) -> tuple[DraftSource, Findings]:
-    """Like ``read_draft``, with the notes and warnings that were made on the way."""
+    """Like ``read_draft``, with the notes and warnings made along the way."""
     return read_checkpoint(open_checkpoint(folder), overrides=overrides)
 
 
@@ -123,10 +123,10 @@ def read_checkpoint(
 
 
 def examine(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Examination:
-    """Judge a draft and report everything at once.
+    """Validate a draft and report everything at once.
 
     Raises:
-        CheckpointError: when not even ``config.json`` can be read.
+        CheckpointError: not even ``config.json`` can be read.
     """
     examination = Examination(Findings())
     try:
@@ -160,7 +160,7 @@ def _config_alone(folder: Path, error: CheckpointError) -> Document:
 
 
 def _read(examination: Examination, checkpoint: Checkpoint, overrides: Overrides) -> None:
-    """Every step that needs the weights' headers; fills ``examination``."""
+    """Every step that needs the headers of the weights; fills ``examination``."""
     findings = examination.findings
     detection = examination.detection = detect(checkpoint.config, checkpoint.tensors)
     named = name_tensors(checkpoint.tensors.values(), findings)
@@ -196,7 +196,7 @@ def _refuse_quantised(
     tensors: Mapping[str, StoredTensor],
     findings: Findings,
 ) -> bool:
-    """Whether stored weights are quantised in no known way, which is then reported."""
+    """Whether stored weights are quantised in no known way; if so, this is reported."""
     container = detection.dialect.decoder
     return detection.scheme is None and refuse_quantised(document, container, tensors, findings)
 
@@ -207,7 +207,7 @@ def _parse(
     tensors: Mapping[str, StoredTensor],
     overrides: Overrides,
 ) -> None:
-    """Understand the config, with the overrides applied."""
+    """Parse the config, with the overrides applied."""
     assert examination.detection is not None, "the dialect comes first"
     dialect, findings = examination.detection.dialect, examination.findings
     edited = apply_overrides(document, dialect, overrides)
@@ -220,7 +220,7 @@ def _parse(
 
 
 def layer_id_place(parsed: ParsedConfig, dialect: Dialect, overrides: Overrides) -> Place:
-    """Where the layer ids that hold stand: in a key of the file, or in ``--set``."""
+    """Where the effective layer ids are: in a key of the file, or in ``--set``."""
     rule, paths = dialect.rule(LAYER_IDS), parsed.readings[LAYER_IDS].paths
     assert rule is not None, "every dialect has layer ids"
     if LAYER_IDS in overrides.fields:
@@ -246,7 +246,7 @@ def _types_right(document: Document, dialect: Dialect, findings: Findings) -> bo
 
 
 def _type_hint(location: tuple[int | str, ...], dialect: Dialect) -> str:
-    """Correct the value, or overrule the field whose key, or an entry of it, is of a wrong type."""
+    """Correct the value, or override the field whose key, or an entry of it, has a wrong type."""
     keys = tuple(part for part in location if isinstance(part, str))
     settings = [
         rule.setting

@@ -1,8 +1,8 @@
-"""Rules that say where a config keeps each field, read and written by one small engine.
+"""Rules that say where a config keeps each field, applied in both directions by one small engine.
 
-A dialect has a table of ``FieldRule``s. Reading collects every place that holds a field and wants
-them to agree; writing fills the places marked ``written``. Each place knows both directions, so a
-dialect is never typed twice.
+A dialect has a table of ``FieldRule``s. Reading collects every place that holds a field and
+requires them to agree; writing fills the places marked ``written``. Each place knows both
+directions, so a dialect is never typed twice.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ KeyPath = tuple[str, ...]
 Document = dict[str, Any]
 
 REQUIRED: Any = object()
-"""The default of a field that has none."""
+"""Stands for the default of a field that has none."""
 
 LAYOUT_CONFLICT = "layout-conflict"
 """The conflict code of the layout, which has an option of its own."""
 
 UNKNOWN: Any = object()
-"""The value of a field that could not be read; a finding says why."""
+"""Stands for the value of a field that could not be read; a finding says why."""
 
 
 def same(value: Any) -> Any:
-    """The transformation of a value that is stored as it is meant."""
+    """The transformation of a value that is stored as is."""
     return value
 
 
@@ -54,13 +54,13 @@ class FieldRule:
     default_source: str = ""
     conflict_code: str = "key-conflict"
     counting: str = ""
-    """What a user must know who gives a value with ``--set``; part of hints."""
+    """What users must know to give a value with ``--set``; part of hints."""
     settable: bool = True
-    """Whether an option overrules the field."""
+    """Whether an option overrides the field."""
 
     @property
     def setting(self) -> str | None:
-        """The option that overrules the field, for hints."""
+        """The option that overrides the field, for hints."""
         if not self.settable:
             return None
         if self.conflict_code == LAYOUT_CONFLICT:
@@ -78,7 +78,7 @@ class FieldValue:
 
 
 def places(*paths: KeyPath, written: int = 1) -> tuple[Place, ...]:
-    """Places that hold a field as it is meant; writers fill the first ``written`` of them."""
+    """Places that store a field as is; writers fill the first ``written`` of them."""
     return tuple(Place(path, written=index < written) for index, path in enumerate(paths))
 
 
@@ -88,7 +88,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def lookup(document: Mapping[str, Any], path: KeyPath) -> Any:
-    """The value at ``path``; None when absent, which all of these formats treat alike."""
+    """The value at ``path``; None if absent, which all of these formats treat the same."""
     value: Any = document
     for key in path:
         if not isinstance(value, Mapping):
@@ -98,7 +98,7 @@ def lookup(document: Mapping[str, Any], path: KeyPath) -> Any:
 
 
 def holds(document: Mapping[str, Any], path: KeyPath) -> bool:
-    """Whether the key is there, be it null."""
+    """Whether the key is there, even if it is null."""
     parent = lookup(document, path[:-1])
     return isinstance(parent, Mapping) and path[-1] in parent
 
@@ -139,7 +139,7 @@ def read_field(rule: FieldRule, document: Document, file: str, findings: Finding
 
 
 def write_fields(rules: Iterable[FieldRule], values: Mapping[str, Any], document: Document) -> None:
-    """Write every field of ``values`` to the places where its rule wants it; None is left out."""
+    """Write every field of ``values`` to the places that its rule names; None is omitted."""
     for rule in rules:
         value = values.get(rule.field)
         if value is None:
@@ -197,12 +197,12 @@ def _report_conflict(
         file=file,
         key=dotted(held[0][0].path),
         found=said,
-        hint="find out which one is true and "
+        hint="find out which one is right and "
         + (f"give {rule.setting}" if rule.setting else "remove the other"),
     )
 
 
 def _said(rule: FieldRule, place: Place, stored: Any, value: Any) -> str:
-    """What a place holds, and what that means where the two are spelled apart."""
+    """What a place holds, and what it means if the two are spelled differently."""
     said = f"{dotted(place.path)} = {stored!r}"
     return said if value == stored else f"{said}, which is {rule.field} {value!r}"

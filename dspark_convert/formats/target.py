@@ -22,7 +22,7 @@ _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "langua
 class TargetWeights:
     """What a draft may borrow from its target.
 
-    ``config`` is the text model's config, also where a multimodal config nests it. ``embed_tokens``
+    ``config`` is the text model's config, even if a multimodal config nests it. ``embed_tokens``
     and ``lm_head`` are [target vocabulary rows, target hidden size]; with tied heads both are the
     same stored tensor.
     """
@@ -38,7 +38,7 @@ class TargetWeights:
         return self.embed_tokens.shape[0]
 
     def supply(self, name: str) -> StoredTensor:
-        """The target's tensor for an absent tensor of the draft."""
+        """The target's tensor for a tensor that the draft lacks."""
         return {EMBEDDING: self.embed_tokens, LM_HEAD: self.lm_head}[name]
 
 
@@ -64,7 +64,7 @@ def find_target_weights(folder: Path) -> TargetWeights:
                 file=checkpoint.folder.name,
                 tensor=absent,
                 expected=", ".join(prefix + absent for prefix in _PREFIXES),
-                hint="give the folder of the target model that the draft was trained for",
+                hint="give the folder of the target model for which the draft was trained",
             )
         )
     return TargetWeights(checkpoint, config, embed_tokens, lm_head)
@@ -96,19 +96,19 @@ def validate_pairing(
         _mismatch(
             "target-depth-mismatch", "num_hidden_layers", draft.num_target_layers, depth, findings
         )
-    # An embedding padded on either side is common; a draft that knows fewer tokens is not.
+    # Padded embeddings are common on either side; a draft that knows fewer tokens is not.
     vocab = config.get("vocab_size", target_rows)
     if isinstance(vocab, int) and draft.vocab_size < min(vocab, target_rows):
         _mismatch("target-vocabulary-mismatch", "vocab_size", draft.vocab_size, vocab, findings)
 
 
 def validate_depth(draft: DraftConfig, depth: int, findings: Findings, layer_ids: Place) -> None:
-    """Layer ids -1 .. depth - 1 exist (FORMATS, section 1.7); told as ``layer_ids`` counts."""
+    """Check that layer ids are in -1 .. depth - 1; reported in the counting of ``layer_ids``."""
     beyond = [layer_id for layer_id in draft.target_layer_ids if layer_id >= depth]
     if beyond:
         findings.error(
             "layer-ids-invalid",
-            "the draft listens to layers that the target does not have",
+            "the draft reads layers that the target does not have",
             file=CONFIG,
             key=dotted(layer_ids.path),
             expected=" .. ".join(str(bound) for bound in layer_ids.write([-1, depth - 1])),
@@ -152,7 +152,7 @@ def _mismatch(code: str, key: str, wanted: object, found: object, findings: Find
         "draft and target do not fit together",
         file=CONFIG,
         key=key,
-        expected=f"{wanted}, as the draft wants",
+        expected=f"{wanted}, as the draft requires",
         found=f"{found} in the target",
         hint="give the target that the draft was trained for",
     )

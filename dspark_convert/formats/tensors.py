@@ -1,7 +1,7 @@
-"""The tensors of a draft: canonical names, and what a loader wants of each.
+"""The tensors of a draft: canonical names, and what a loader expects of each.
 
-``expected_tensors`` is derived from the config alone (FORMATS, section 2.1), never from the
-checkpoint at hand, so that comparing the two finds what is missing, extra or misshapen.
+``expected_tensors`` is derived from the config alone, never from the checkpoint at hand, so that
+comparing the two finds what is missing, extra or misshapen.
 
 Shapes: H hidden size, V target vocabulary, D draft vocabulary, r Markov rank, F feature columns.
 """
@@ -35,8 +35,8 @@ RENAMES: tuple[tuple[str, str], ...] = (
 """Prefixes that other writers use, applied in order."""
 
 DROPPED: Mapping[str, str] = {
-    VOCABULARY_MASK: "training-time mask; the offset table says the same",
-    "mask_embedding": "left over from training; loaders look the mask token up",
+    VOCABULARY_MASK: "training-time mask; the offset table holds the same information",
+    "mask_embedding": "left over from training; loaders look up the mask token",
     "verifier_norm.weight": "belongs to the target model",
     "verifier_lm_head.weight": "belongs to the target model",
     "rotary_emb.inv_freq": "computed from the config",
@@ -47,17 +47,17 @@ FUSED = ("qkv_proj", "gate_up_proj", "kv_proj")
 
 @dataclass(frozen=True)
 class NamedTensors:
-    """Stored tensors under canonical names, and those that belong to no draft."""
+    """Stored tensors under canonical names, and those that do not belong to a draft."""
 
     kept: Mapping[str, StoredTensor]
     dropped: Mapping[str, StoredTensor]
     mask: StoredTensor | None
     second_table: StoredTensor | None
-    """The table under its other name, when a checkpoint stores both."""
+    """The table under its other name, if a checkpoint stores both."""
 
 
 def canonical_name(stored: str) -> str:
-    """The name that FORMATS 2.1 gives a stored tensor; ``d2t`` becomes the reference name."""
+    """The canonical name of a stored tensor; ``d2t`` becomes the reference name."""
     name = stored
     for prefix, replacement in RENAMES:
         if name.startswith(prefix):
@@ -66,7 +66,7 @@ def canonical_name(stored: str) -> str:
 
 
 def name_tensors(stored: Iterable[StoredTensor], findings: Findings) -> NamedTensors:
-    """Put canonical names on stored tensors; two that claim one name are ``tensor-duplicate``."""
+    """Give stored tensors their canonical names; two with the same one are ``tensor-duplicate``."""
     kept: dict[str, StoredTensor] = {}
     dropped: dict[str, StoredTensor] = {}
     second_table: StoredTensor | None = None
@@ -83,7 +83,7 @@ def name_tensors(stored: Iterable[StoredTensor], findings: Findings) -> NamedTen
         else:
             findings.error(
                 "tensor-duplicate",
-                f"two stored tensors are the same tensor {name}",
+                f"two stored tensors are both {name}",
                 file=tensor.file,
                 tensor=tensor.name,
                 found=f"{place[name].name} and {tensor.name}",
@@ -92,8 +92,8 @@ def name_tensors(stored: Iterable[StoredTensor], findings: Findings) -> NamedTen
     if prefixed:
         findings.note(
             "prefix-normalised",
-            f"{len(prefixed)} tensor names carry another writer's prefix; it is taken off "
-            "(vLLM refuses such names)",
+            f"{len(prefixed)} tensor names carry another writer's prefix; it is removed (vLLM "
+            "refuses such names)",
             tensor=prefixed[0],
         )
     return NamedTensors(kept, dropped, dropped.get(VOCABULARY_MASK), second_table)
@@ -118,7 +118,7 @@ def expected_tensors(config: DraftConfig) -> dict[str, TensorSpec]:
 
 
 def verifiers_tensors(config: DraftConfig) -> tuple[str, ...]:
-    """What speculators reads from the verifier: embedding, and the head unless its rows differ."""
+    """What speculators reads from the verifier: the embedding, and a head with the same rows."""
     own_head = config.draft_vocab_size != config.vocab_size
     return (EMBEDDING,) if own_head else (EMBEDDING, LM_HEAD)
 

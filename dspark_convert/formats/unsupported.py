@@ -1,4 +1,4 @@
-"""Drafts that are recognised and refused: each a row, asked after every row that is supported."""
+"""Drafts that are recognised and refused: one row each, tried after every supported row."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MINIMAX_PREFIXES = ("dspark.", "model.dspark.", "language_model.model.dspark.")
 
 @dataclass(frozen=True, kw_only=True)
 class Unsupported:
-    """A DSpark draft that is known and not supported: what is different, and who serves it."""
+    """A DSpark draft that is known but not supported: what is different, and who serves it."""
 
     name: str
     what: str
@@ -49,7 +49,7 @@ class Unsupported:
     architectures: tuple[str, ...] = ()
     model_types: tuple[str, ...] = ()
     marks: Callable[[Mapping[str, Any], Collection[str]], bool] = lambda config, names: False
-    """Whether a config, or the stored names, tell it where no name of a class does."""
+    """Whether a config or the stored names identify it if no class name does."""
 
 
 UNSUPPORTED: tuple[Unsupported, ...] = (
@@ -80,7 +80,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     ),
     Unsupported(
         name="qwen3-omni",
-        what="follows rules of its own: vanilla head, anchor-first, the width of the thinker",
+        what="follows its own rules: vanilla head, anchor-first, the width of the thinker",
         served_by="vLLM",
         architectures=("Qwen3OmniDSparkModel",),
     ),
@@ -109,13 +109,13 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     ),
     Unsupported(
         name="minimax-m3",
-        what="stores its tensors below dspark. among the target's and is bidirectional everywhere",
+        what="stores its tensors under dspark. among the target's, and is bidirectional everywhere",
         served_by="SGLang",
         architectures=("DSparkMiniMaxDraftModel",),
         marks=lambda config, names: any(name.startswith(_MINIMAX_PREFIXES) for name in names),
     ),
 )
-"""Told by architecture, else by model type, else by their marks, each in this order."""
+"""Identified by architecture, else by model type, else by their marks, each in this order."""
 
 
 def refuse_other_drafts(config: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ def refuse_other_drafts(config: Mapping[str, Any]) -> None:
 
 
 def refuse_unsupported(config: Mapping[str, Any], names: Collection[str]) -> None:
-    """Refuse DSpark drafts of a shape that is known and not supported.
+    """Refuse DSpark drafts of a shape that is known but not supported.
 
     Raises:
         DialectError: ``unsupported-dialect``.
@@ -149,7 +149,7 @@ def refuse_unsupported(config: Mapping[str, Any], names: Collection[str]) -> Non
 
 
 def unsupported_dialect(name: str, what: str, served_by: str) -> DialectError:
-    """The refusal of a DSpark draft that is known and not supported."""
+    """The refusal of a DSpark draft that is known but not supported."""
     dialects = one_of([dialect.title for dialect in DIALECTS.values()])
     decoders = one_of([decoder.title for decoder in DECODERS.values()])
     return DialectError(
@@ -165,7 +165,7 @@ def unsupported_dialect(name: str, what: str, served_by: str) -> DialectError:
 
 
 def one_of(choices: Sequence[str]) -> str:
-    """Choices as a sentence lists them."""
+    """Choices, listed as in a sentence."""
     *others, last = choices
     return f"{', '.join(others)} or {last}" if others else last
 

@@ -23,7 +23,7 @@ def validate_config(
     *,
     layer_ids: Place = PLAIN_LAYER_IDS,
 ) -> None:
-    """Check the config on its own; ``layer_ids`` is the key of the file that holds them.
+    """Check the config on its own; ``layer_ids`` is the key of the file that holds the layer ids.
 
     Codes: ``layer-ids-invalid``, ``mask-token-out-of-range``, ``block-too-short``,
     ``speculative-tokens-invalid``, ``decoder-unsupported``, ``causal-full-attention``, and those
@@ -60,7 +60,7 @@ def validate_config(
 def _validate_speculative_tokens(
     config: DraftConfig, document: Document, findings: Findings
 ) -> None:
-    """No proposal method can take more tokens from a block than it has slots."""
+    """Check that no proposal method takes more tokens from a block than it has slots."""
     methods = lookup(document, ("speculators_config", "proposal_methods")) or []
     for index, method in enumerate(methods):
         tokens = method.get("speculative_tokens")
@@ -73,7 +73,7 @@ def _validate_speculative_tokens(
                 expected=f"1 .. {config.block_size}, the block_size",
                 found=tokens,
                 hint="correct the number in the source, or give --set block_size=N if the draft "
-                "was trained with another block",
+                "was trained with another block size",
             )
 
 
@@ -84,8 +84,8 @@ def _validate_layer_ids(config: DraftConfig, layer_ids: Place, findings: Finding
         return
     findings.error(
         "layer-ids-invalid",
-        "target layer ids must be unique, ascending and not before the embedding output; "
-        "engines capture in ascending order whatever the list says",
+        "target layer ids must be unique, ascending and not before the embedding output; engines "
+        "capture in ascending order, whatever the list says",
         file=CONFIG_FILE,
         key=dotted(layer_ids.path),
         expected=f"ascending from {layer_ids.write([-1])[0]} (the embedding output) or above",
@@ -98,7 +98,7 @@ def _validate_layer_ids(config: DraftConfig, layer_ids: Place, findings: Finding
 def _validate_body(
     config: DraftConfig, document: Document, dialect: Dialect, findings: Findings
 ) -> None:
-    """What the document says of the body, against the body that it was read as."""
+    """What the document says about the body, against the body that it was read as."""
     model_type = lookup(document, (*dialect.decoder, "model_type")) or document.get("model_type")
     if model_type not in (None, *dialect.body.model_types):
         known = [name for decoder in DECODERS.values() for name in decoder.model_types]

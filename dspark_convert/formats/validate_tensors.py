@@ -1,4 +1,4 @@
-"""Stored tensors against the ones that the config implies: each difference gets its own answer."""
+"""Stored tensors against those that the config implies; each difference has its own answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def validate_tensors(
     scheme: Scheme | None = None,
     layer_ids: Place = PLAIN_LAYER_IDS,
 ) -> None:
-    """Compare names, shapes and dtypes; the vocabulary table is judged by ``vocabulary``.
+    """Compare names, shapes and dtypes; ``vocabulary`` validates the vocabulary table.
 
     ``scheme`` says how weights may be quantised, ``layer_ids`` is the key of the file that holds
     the layer ids.
@@ -59,7 +59,8 @@ def validate_tensors(
     expected.pop(VOCABULARY_TABLE, None)
     stored = {name: tensor for name, tensor in tensors.items() if name != VOCABULARY_TABLE}
     if not heads_agree:
-        # One contradiction, one answer: the head's tensors would all be reported again below.
+        # One contradiction, one answer: otherwise all the head's tensors would be reported again
+        # below.
         expected = {name: spec for name, spec in expected.items() if not _of_head(name)}
         stored = {name: tensor for name, tensor in stored.items() if not _of_head(name)}
     if scheme is not None:
@@ -80,7 +81,7 @@ def _of_head(name: str) -> bool:
 def _validate_heads(
     config: DraftConfig, tensors: Mapping[str, StoredTensor], findings: Findings
 ) -> bool:
-    """Heads that the config declares against heads that are stored."""
+    """Compare the heads that the config declares with those that are stored."""
     stored = heads_in(tensors, config.hidden_size, config.vocab_size)
     declared = {name: getattr(config, name) for name in stored}
     if not declared["markov_rank"] and not stored["markov_rank"]:
@@ -102,7 +103,7 @@ def _validate_heads(
     if wants_markov and not config.markov_rank and not different:
         findings.error(
             "head-flag-mismatch",
-            "the confidence head wants the Markov embedding but markov_rank is 0",
+            "the confidence head needs the Markov embedding, but markov_rank is 0",
             file=CONFIG,
             key="confidence_head_with_markov",
             hint="give --set confidence_head_with_markov=false",
@@ -114,7 +115,7 @@ def _validate_heads(
 def _validate_layers(
     config: DraftConfig, tensors: Mapping[str, StoredTensor], findings: Findings
 ) -> DraftConfig:
-    """Layers and biases as a whole; returns what the tensors say where the config says else.
+    """Layers and biases as a whole; returns what the tensors say if the config disagrees.
 
     One contradiction, one answer: every tensor of the layers would be reported again otherwise.
     """
@@ -141,7 +142,7 @@ def _validate_layers(
 
 
 def _stored_biases(config: DraftConfig, tensors: Mapping[str, StoredTensor]) -> bool:
-    """Whether the attention has biases: all of them or none, else what the config says."""
+    """Whether the attention has biases: all or none of them, else what the config says."""
     biased = expected_tensors(config.model_copy(update={"attention_bias": True}))
     implied = {name for name in biased if _BIAS.fullmatch(name)}
     stored = implied & tensors.keys()
@@ -149,7 +150,7 @@ def _stored_biases(config: DraftConfig, tensors: Mapping[str, StoredTensor]) -> 
 
 
 def _whole_layers(config: DraftConfig, tensors: Mapping[str, StoredTensor]) -> int:
-    """How many layers are stored, if none of them is a part of one; else what the config says."""
+    """How many layers are stored, if all are complete; else what the config says."""
     numbers = [int(match[1]) for name in tensors if (match := _LAYER.match(name))]
     stored = Counter(numbers)
     contiguous = set(stored) == set(range(len(stored)))
@@ -194,10 +195,10 @@ def _validate_extra(name: str, tensor: StoredTensor, missing: set[str], findings
     if part:
         findings.error(
             "tensor-fused",
-            f"{part} is several projections in one tensor, as an engine holds them in memory",
+            f"{part} is several projections in one tensor, as engines hold them in memory",
             file=tensor.file,
             tensor=tensor.name,
-            hint="save the draft with its projections apart",
+            hint="save the draft with separate projections",
         )
         return
     similar = difflib.get_close_matches(name, sorted(missing), n=1, cutoff=0.85)
@@ -228,7 +229,7 @@ def _validate_dtype(spec: TensorSpec, tensor: StoredTensor, findings: Findings) 
     plain = spec.dtypes == FLOATS
     findings.error(
         "tensor-dtype",
-        "weights must be floating point" if plain else "the scheme stores another dtype here",
+        "weights must be floating point" if plain else "the scheme stores a different dtype here",
         file=tensor.file,
         tensor=tensor.name,
         expected="F32, F16 or BF16" if plain else one_of(sorted(spec.dtypes)),
@@ -258,7 +259,7 @@ def _validate_tensor(spec: TensorSpec, tensor: StoredTensor, findings: Findings)
 
 
 def _other_width(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether the projection of features has the right rows, and columns for other features."""
+    """Whether the projection of features has the right rows, but columns for other features."""
     return (
         len(shape) == 2
         and shape[0] == expected[0]

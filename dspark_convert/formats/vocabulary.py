@@ -1,6 +1,6 @@
-"""The vocabulary tables: is ``d2t`` there, is it offsets or absolute ids, and is it right.
+"""The vocabulary tables: whether ``d2t`` is there, holds offsets or absolute ids, and is valid.
 
-``d2t`` int64 [D] holds offsets: ``target_id = draft_id + d2t[draft_id]`` (FORMATS, section 3).
+``d2t`` int64 [D] holds offsets: ``target_id = draft_id + d2t[draft_id]``.
 ``t2d`` bool [V] marks the target ids that the draft can propose. D draft, V target vocabulary.
 """
 
@@ -27,16 +27,16 @@ _DTYPES: Mapping[str, npt.DTypeLike] = {"I64": "<i8", "I32": "<i4"}
 _OTHER: Mapping[TableMeaning, TableMeaning] = {"offsets": "absolute", "absolute": "offsets"}
 _SAVE_TABLE = (
     "save the draft with the d2t that it was trained with, target id - draft id as integers; "
-    "if vocab_size is what is wrong, give --set vocab_size=N"
+    "if vocab_size is wrong, give --set vocab_size=N"
 )
 
 
 @dataclass(frozen=True)
 class VocabularyTable:
-    """A table that was judged right.
+    """A table that was found valid.
 
-    ``offsets`` int64 [D]; ``changed`` says that they are not the stored bytes: int32 was widened,
-    or absolute ids were rewritten.
+    ``offsets`` int64 [D]; ``changed``: they are not the stored bytes, because int32 was widened or
+    absolute ids were rewritten.
     """
 
     stored: StoredTensor
@@ -56,13 +56,13 @@ def validate_vocabulary(
     *,
     reading: TableMeaning | None = None,
 ) -> VocabularyTable | None:
-    """Read and judge the tables of a draft; None for a full vocabulary or after an error.
+    """Read and validate the tables of a draft; None for a full vocabulary or after an error.
 
     Args:
         config: the draft.
         tensors: its stored tensors.
-        findings: takes ``d2t-*`` errors and notes.
-        reading: overrules what table and mask say about offsets or absolute ids.
+        findings: receives ``d2t-*`` errors and notes.
+        reading: overrides what table and mask say about offsets or absolute ids.
     """
     stored = tensors.kept.get(VOCABULARY_TABLE)
     if not config.reduced_vocabulary:
@@ -75,7 +75,8 @@ def validate_vocabulary(
             "a reduced vocabulary needs a table from draft ids to target ids",
             tensor=STORED_TABLE,
             expected=f"int64 [{config.draft_vocab_size}]",
-            hint="save the draft with its d2t; without it every draft id means another token",
+            hint="save the draft with its d2t; without it every draft id stands for the wrong "
+            "token",
         )
         return None
     table = _read_table(stored, config, findings)
@@ -150,13 +151,13 @@ def _second_agrees(
     if other is not None and np.array_equal(other, table):
         findings.note(
             "d2t-twice",
-            f"the table is stored as {STORED_TABLE} and as {VOCABULARY_TABLE}; both are equal",
+            f"the table is stored as {STORED_TABLE} and as {VOCABULARY_TABLE}; the two are equal",
             file=second.file,
         )
         return True
     findings.error(
         "d2t-conflict",
-        f"{STORED_TABLE} and {VOCABULARY_TABLE} are the same table and hold different values",
+        f"{STORED_TABLE} and {VOCABULARY_TABLE} are the same table but hold different values",
         file=second.file,
         tensor=second.name,
         hint="remove the wrong one from the source",
@@ -165,15 +166,15 @@ def _second_agrees(
 
 
 def _validate_needless(stored: StoredTensor, config: DraftConfig, findings: Findings) -> None:
-    """A table in a draft that needs none: harmless as the identity, a contradiction otherwise."""
+    """A table in a draft that needs none: harmless as the identity, otherwise a contradiction."""
     table = None
     if stored.dtype in _DTYPES and stored.shape == (config.draft_vocab_size,):
         table = _read_table(stored, config, Findings())
     if table is not None and not table.any():
         findings.note(
             "d2t-identity",
-            "the vocabulary is full and the table is the identity; it is left out (vLLM refuses "
-            "a full vocabulary with a table)",
+            "the vocabulary is full and the table is the identity; it is omitted (vLLM refuses a "
+            "full vocabulary with a table)",
             file=stored.file,
             tensor=stored.name,
         )
@@ -224,17 +225,18 @@ def _choose(
     elif not table.any() and len(table) > 1 and (mask is None or not agreed):
         _report(
             "d2t-all-zero",
-            "every entry of the table is 0: the first draft ids would be the first target ids; "
-            "that is also what an uninitialised table looks like",
-            "if it is meant, give --d2t offsets",
+            "every entry of the table is 0: the first draft ids would be the first target ids, but "
+            "an uninitialised table looks the same",
+            "if this is intended, give --d2t offsets",
             stored,
             findings,
         )
     elif not agreed:
         _report(
             "d2t-t2d-mismatch",
-            "t2d marks other target ids than the table names, as offsets or as absolute ids",
-            "find out which is true; --d2t offsets or --d2t absolute takes the table alone",
+            "t2d marks different target ids from those that the table names, whether as offsets or "
+            "as absolute ids",
+            "find out which is right; --d2t offsets or --d2t absolute uses only the table",
             stored,
             findings,
         )
@@ -251,7 +253,7 @@ def _choose(
         _report(
             "d2t-absolute",
             "the table holds absolute target ids; it should hold offsets "
-            "(target id - draft id), and every reader would take it as offsets",
+            "(target id - draft id), and every reader would read it as offsets",
             "give --d2t absolute: the ids are then rewritten as offsets",
             stored,
             findings,
@@ -281,7 +283,7 @@ def _accept(
     if (np.diff(ids) < 0).any():
         findings.note(
             "d2t-unsorted",
-            "target ids do not ascend with draft ids; unusual, and harmless",
+            "target ids do not ascend with draft ids; unusual but harmless",
             file=stored.file,
             tensor=stored.name,
         )

@@ -251,7 +251,7 @@ def test_given_layout_is_in_plan_and_config(draft: Callable[..., Path]) -> None:
     plan = planned(draft(), layout=Layout.BONUS_ANCHOR)
     assert plan.config["sample_from_anchor"] is False
     assert plan.config["dspark_bonus_anchor"] is True
-    assert step(plan, "sample_from_anchor").reason == "overruled by --layout"
+    assert step(plan, "sample_from_anchor").reason == "overridden by --layout"
     assert plan.overrides == {"layout": "bonus_anchor"}
     assert plan.source_config["sample_from_anchor"] is True
 

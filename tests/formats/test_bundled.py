@@ -1,4 +1,4 @@
-"""Bundled drafts: every name, shape and scale of FORMATS 6.1, and every way to get them wrong."""
+"""Bundled drafts: every name, shape and scale, and every way to get them wrong."""
 
 from __future__ import annotations
 

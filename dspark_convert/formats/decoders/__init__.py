@@ -10,10 +10,10 @@ from dspark_convert.formats.decoders.qwen3 import QWEN3
 from dspark_convert.schemas.draft import DraftConfig
 
 DECODERS: Mapping[str, Decoder] = {decoder.name: decoder for decoder in (QWEN3,)}
-"""Every body, by its name. A new one is a module and a row here; nothing else names any."""
+"""Every body, by its name. A new one is a module and a row here; nothing else names a body."""
 
 DEFAULT_DECODER = QWEN3
-"""The body of a draft that no other row recognises: writers seldom name it."""
+"""The body of a draft that no other row recognises; writers rarely name it."""
 
 __all__ = ["DECODERS", "DEFAULT_DECODER", "Decoder", "decoder_of", "find_decoder"]
 

@@ -1,6 +1,6 @@
-"""What the body of a draft is to us: its config keys, its tensors, its limits.
+"""The body of a draft as data: its config keys, its tensors, its limits.
 
-One module of this package fills these values in for one body, and one row of ``DECODERS`` makes it
+One module of this package fills in these values for one body, and one row of ``DECODERS`` makes it
 known; nothing outside the package names a body.
 """
 
@@ -21,7 +21,7 @@ INTEGERS = frozenset({"I64"})
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a loader wants: shape, dtypes as safetensors names them, and need.
+    """What a loader expects: shape, dtypes as safetensors names them, and whether it is required.
 
     One that is not ``required`` may be absent: the target supplies it, or absence means zero.
     """
@@ -40,9 +40,9 @@ class Decoder:
     """The body of a draft: everything between the features of the target and the heads."""
 
     name: str
-    """As ``DraftConfig.decoder`` says it."""
+    """Its name in ``DraftConfig.decoder``."""
     title: str
-    """As messages say it: "a TITLE-style decoder"."""
+    """Its name in messages: "a TITLE-style decoder"."""
     architectures: tuple[str, ...]
     """Class names of the dense form; the first is the one that is written."""
     model_types: tuple[str, ...]
@@ -58,7 +58,7 @@ class Decoder:
     parameters: type[OwnDocument] = NoParameters
     """What ``DraftConfig.decoder_parameters`` holds: the fields that only this body has."""
     fc: str = "fc.weight"
-    """The tensor [H, features] that takes the target's features in."""
+    """The tensor [H, features] that takes in the target's features."""
     bidirectional: bool = True
     """Whether layers of full attention see the whole block; a causal one is then refused."""
 
@@ -69,6 +69,6 @@ class Decoder:
 
 
 def architectures_of(config: Mapping[str, Any]) -> list[str]:
-    """The class names of a config, whatever else stands there."""
+    """The class names of a config, ignoring anything else there."""
     names = config.get("architectures")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -1,6 +1,6 @@
 """The Qwen3 body: pre-norm layers, q/k norms per head, rotary embedding over the whole head.
 
-Sources: FORMATS, sections 1 and 2.1; defaults: transformers' ``Qwen3Config``.
+Defaults are those of transformers' ``Qwen3Config``.
 
 Shapes: H hidden size, I MLP width, hd head size, F feature columns.
 """
@@ -78,7 +78,7 @@ def _rope_rules(container: KeyPath) -> tuple[FieldRule, ...]:
 
 
 def without_theta(parameters: dict[str, Any]) -> dict[str, Any] | None:
-    """RoPE parameters but the base, the type under its modern name; None when nothing is left."""
+    """RoPE parameters without the base, the type under its modern name; None if nothing is left."""
     rest = {key: value for key, value in parameters.items() if key not in ("rope_theta", "type")}
     if "type" in parameters:
         rest.setdefault("rope_type", parameters["type"])

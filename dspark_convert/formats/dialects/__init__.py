@@ -12,7 +12,7 @@ from dspark_convert.formats.dialects.speculators import SPECULATORS
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect for dialect in (SPECULATORS, SPECFORGE, DENSE)
 }
-"""Every dialect, by its name, in the order in which they are asked: a nested shape before a flat
-one. A new one is a module and a row here."""
+"""Every dialect, by its name, in the order in which they are tried: nested shapes before flat ones.
+A new one is a module and a row here."""
 
 __all__ = ["DENSE", "DIALECTS", "SPECFORGE", "SPECULATORS", "Dialect"]

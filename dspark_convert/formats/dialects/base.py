@@ -1,4 +1,4 @@
-"""What a published shape of a draft is to us: how it is recognised, and where its keys are.
+"""A published shape of a draft as data: how it is recognised, and where its keys are.
 
 One module of this package fills these values in for one dialect, and one row of ``DIALECTS`` makes
 it known.
@@ -22,13 +22,13 @@ class Dialect:
     """A published shape of a draft, with the keys of one body in it."""
 
     name: str
-    """As plans, manifests and reports say it."""
+    """Its name in plans, manifests and reports."""
     title: str
-    """As messages say it."""
+    """Its name in messages."""
     mark: str
-    """What a config must hold to be recognised, for the refusal of one that is not."""
+    """What a config must hold to be recognised, for the refusal of one that does not."""
     recognise: Callable[[Mapping[str, Any]], tuple[str, ...]]
-    """The evidence that a config is of this dialect; empty: it is not."""
+    """The evidence that a config is in this dialect; empty: it is not."""
     document: type[SourceDocument]
     """The types of its keys."""
     draft_rules: tuple[FieldRule, ...]
@@ -46,21 +46,21 @@ class Dialect:
     own_keys: Mapping[KeyPath, str] = field(default_factory=dict)
     """Keys that mean nothing elsewhere, with the reason why a conversion leaves them out."""
     foreign_keys: Mapping[KeyPath, str] = field(default_factory=dict)
-    """Keys that a file of the dialect must not have, and what would happen."""
+    """Keys that a file of the dialect must not have, and what they would cause."""
     undeclared_layout: str | None = None
     """Why a file that says nothing about its layout is anchor-first; None: it must say."""
     always_written: frozenset[str] = frozenset()
     """Fields that are written even where their absence would mean the same elsewhere."""
     supplied: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that are written though they are not known, and their values."""
+    """Fields that are written even though they are unknown, and their values."""
     nulls: tuple[KeyPath, ...] = ()
-    """Keys that are written as null where they have no value."""
+    """Keys that are written as null if they have no value."""
     added: Mapping[str, str] = field(default_factory=dict)
     """Why a conversion adds a key that its source lacks; by dotted name."""
     verifiers: Callable[[DraftConfig], tuple[str, ...]] = lambda config: ()
     """Tensors that its own library takes from the target, over whatever is stored."""
     tags: tuple[str, ...] = ()
-    """Tags of a model card that say so."""
+    """Tags for the model card of such a draft."""
 
     @cached_property
     def rules(self) -> tuple[FieldRule, ...]:
@@ -73,11 +73,11 @@ class Dialect:
         return self.constants_of(self.body)
 
     def with_body(self, body: Decoder) -> Dialect:
-        """The dialect as it holds drafts of another body."""
+        """The dialect for drafts with another body."""
         return self if body is self.body else replace(self, body=body)
 
     def of(self, config: DraftConfig) -> Dialect:
-        """The dialect as it holds one draft."""
+        """The dialect for one draft."""
         return self.with_body(decoder_of(config))
 
     def key_of(self, path: KeyPath) -> KeyPath:

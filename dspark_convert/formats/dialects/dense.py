@@ -1,6 +1,6 @@
 """The dense form: one flat config, as DeepSpec writes it and dense engines read it.
 
-Source of each key: FORMATS, sections 1.1 and 5.
+Source of the keys: DeepSpec's model class and published configs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dspark_convert.formats.rules import KeyPath, Place
 from dspark_convert.schemas.source import DenseConfig
 
 _DEEPSPEC_ANCHORS = 512
-"""``num_anchors`` of DeepSpec's published configs; its loader wants any integer."""
+"""``num_anchors`` of DeepSpec's published configs; its loader accepts any integer."""
 
 
 def _evidence(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -62,15 +62,15 @@ DENSE = Dialect(
     ),
     constants_of=_constants,
     containers=(("dflash_config",), ("dspark_config",)),
-    undeclared_layout="every reader of the dense form takes an absent key as this",
+    undeclared_layout="every reader of the dense form reads a missing key this way",
     supplied={"num_anchors": _DEEPSPEC_ANCHORS},
     nulls=(("sliding_window",),),
     added={
         "architectures": "the class that dense loaders look up",
         "model_type": "SGLang and vLLM need it to load a dense config",
         "tie_word_embeddings": "draft embedding and head are separate tensors",
-        "sample_from_anchor": "the layout, explicit: readers disagree about its absence",
-        "dspark_bonus_anchor": "the layout, in the other spelling",
+        "sample_from_anchor": "the layout, made explicit: readers disagree about its absence",
+        "dspark_bonus_anchor": "the layout, in its other spelling",
         "eagle_aux_hidden_state_layer_ids": "target_layer_ids + 1, the spelling that vLLM reads "
         "first",
         LAYER_IDS: "the spelling of dense readers",

@@ -1,7 +1,7 @@
-"""Where the dialects agree: the places of the draft's own keys (FORMATS, sections 1 and 5).
+"""Where the dialects agree: the places of the draft's own keys.
 
-Four fields are spelled apart from ``DraftConfig``, because files keep their parts in several keys:
-``sample_from_anchor`` (the layout), ``rope_theta`` and ``rope_scaling`` (together
+Four fields are spelled differently from ``DraftConfig``, because files keep their parts in several
+keys: ``sample_from_anchor`` (the layout), ``rope_theta`` and ``rope_scaling`` (together
 ``rope_parameters``) and ``use_sliding_window``; ``formats.parse`` joins and splits them.
 """
 

@@ -1,6 +1,6 @@
 """SpecForge's export: a flat config that keeps the keys of the heads in ``dflash_config``.
 
-Source of each key: FORMATS, sections 1.6 and 5.
+Source of the keys: SpecForge's exporter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The speculators form: the body's keys in ``transformer_layer_config``, the target named.
 
-Source of each key: FORMATS, sections 1.2 and 5; speculators 0.9.0, ``models/dflash/core.py``.
+Source of the keys: speculators 0.9.0, ``models/dflash/core.py``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ SPECULATORS = Dialect(
         "speculators_model_type": "speculators looks its class up by it",
         "transformer_layer_config.model_type": "the class of the decoder's config",
         "tie_word_embeddings": "draft embedding and head are separate tensors",
-        "sample_from_anchor": "the layout, explicit: readers disagree about its absence",
+        "sample_from_anchor": "the layout, made explicit: readers disagree about its absence",
         "draft_vocab_size": "speculators' default is 32000, whatever the target has",
         "aux_hidden_state_layer_ids": "target_layer_ids + 1, the spelling of speculators",
         USE: "how the draft is meant to be used, and with which target",

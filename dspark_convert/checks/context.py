@@ -14,7 +14,7 @@ from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checks.acceptance import AcceptanceSettings
 from dspark_convert.checks.decode_run import DecodeRun
 from dspark_convert.checks.options import Progress, VerifyOptions
-from dspark_convert.checks.replay_run import ReplayRun, follow_trace
+from dspark_convert.checks.replay_run import ReplayRun
 from dspark_convert.formats.read import DraftSource, Examination, examine
 from dspark_convert.formats.target import TargetWeights, find_target_weights
 from dspark_convert.replay.replay import ReplayOptions
@@ -24,6 +24,7 @@ from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.runtime.load import load_source
 from dspark_convert.runtime.machine import DTYPES
 from dspark_convert.schemas.report import CheckId, CheckResult
+from dspark_convert.traces.plan import choose_stop_token_ids
 from dspark_convert.traces.prompts import encode_prompts, read_prompts
 from dspark_convert.traces.tokenizer import load_tokenizer
 from dspark_convert.traces.trace import Trace, open_trace, require_draft, require_target
@@ -33,8 +34,8 @@ from dspark_convert.traces.trace import Trace, open_trace, require_draft, requir
 class Drafted:
     """What ran the draft, and on how many texts."""
 
-    engine: Literal["plain", "fast"]
-    engine_reason: str | None
+    decoder: Literal["plain", "fast"]
+    decoder_reason: str | None
     num_texts: int
     stop_token_ids: frozenset[int]
 
@@ -58,9 +59,7 @@ class CheckContext:
         self.device, self.dtype = machine.torch_device(), machine.torch_dtype()
         self.trace = None if options.trace is None else open_trace(options.trace)
         if self.trace is not None:
-            decode = replace(options.decode, stop_token_ids=options.stop_token_ids or frozenset())
-            decode = follow_trace(self.trace.header, decode, options.stated)
-            options = replace(options, decode=decode)
+            options = replace(options, decode=options.follow_trace(self.trace.header))
         self.options, self.on_progress = options, on_progress
         self.results, self.drafted = {}, None
         self._loaded: dict[torch.dtype, DraftModel] = {}
@@ -165,16 +164,18 @@ class CheckContext:
         target, draft = self.target, self.draft
         self.settle_acceptance()  # refuses before anything is decoded
         names = [prompt.id for prompt in prompts]
-        run = DecodeRun(self.options, target, draft, names, token_ids, self.on_progress)
-        stop = run.options.stop_token_ids
-        self.drafted = Drafted(run.engine.name, run.engine.reason, len(names), stop)
+        assert self.target_weights is not None, "a target was given"
+        stop = choose_stop_token_ids(self.options.stop_token_ids, self.target_weights)
+        options = replace(self.options, decode=replace(self.options.decode, stop_token_ids=stop))
+        run = DecodeRun(options, target, draft, names, token_ids, self.on_progress)
+        self.drafted = Drafted(run.decoder.name, run.decoder.reason, len(names), stop)
         return run
 
     @cached_property
     def replay_options(self) -> ReplayOptions:
         """How the texts of the trace are replayed."""
         assert self.trace is not None, "a trace was given"
-        steps, decode = choose_steps(self.draft, self.options.engine), self.options.decode
+        steps, decode = choose_steps(self.draft, self.options.decoder), self.options.decode
         self.drafted = Drafted(steps.name, steps.reason, len(self.trace), decode.stop_token_ids)
         vocab_size = self.trace.header.target.vocab_size
         return ReplayOptions(decode=decode, target_vocab_size=vocab_size, steps=steps)

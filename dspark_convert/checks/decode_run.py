@@ -12,7 +12,7 @@ from dspark_convert.checks.acceptance import AcceptanceSettings, measure_accepta
 from dspark_convert.checks.confidence import check_confidence
 from dspark_convert.checks.marked_texts import Marks, mark_decoded
 from dspark_convert.checks.observer import RunObserver
-from dspark_convert.checks.options import EngineOption, Progress, VerifyOptions
+from dspark_convert.checks.options import DecoderOption, Progress, VerifyOptions
 from dspark_convert.runtime import CausalTarget, DecodeOptions, DecodeResult, DraftModel, decode
 from dspark_convert.runtime.drafting import count_tokens
 from dspark_convert.runtime.fast import decode_fast, why_unsupported
@@ -20,23 +20,23 @@ from dspark_convert.schemas.report import CheckResult
 
 
 @dataclass(frozen=True, slots=True)
-class EngineChoice:
+class DecoderChoice:
     """The decoder of a run. ``reason``: why it is the plain one, if that was not asked for."""
 
     name: Literal["plain", "fast"]
     reason: str | None = None
 
 
-def choose_engine(
-    asked: EngineOption, target: CausalTarget, draft: DraftModel, device: torch.device
-) -> EngineChoice:
+def choose_decoder(
+    asked: DecoderOption, target: CausalTarget, draft: DraftModel, device: torch.device
+) -> DecoderChoice:
     """The decoder for a pair that runs on ``device``: "auto" is fast on a GPU if possible."""
     if asked != "auto":
-        return EngineChoice(asked)
+        return DecoderChoice(asked)
     if device.type != "cuda":
-        return EngineChoice("plain", f"the device is {device}")
+        return DecoderChoice("plain", f"the device is {device}")
     reason = why_unsupported(target, draft)
-    return EngineChoice("fast" if reason is None else "plain", reason)
+    return DecoderChoice("fast" if reason is None else "plain", reason)
 
 
 class DecodeRun:
@@ -57,10 +57,8 @@ class DecodeRun:
     ) -> None:
         self.target, self.draft = target, draft
         self.names, self.token_ids = names, token_ids
-        self.engine = choose_engine(options.engine, target, draft, draft.device)
-        stop = options.stop_token_ids
-        stop = target.stop_token_ids if stop is None else stop
-        self.options = replace(options.decode, stop_token_ids=stop)
+        self.decoder = choose_decoder(options.decoder, target, draft, draft.device)
+        self.options = options.decode
         self.num_tokens = count_tokens(draft, self.options)
         self.seed, self.batch_size = options.seed, options.batch_size
         self.on_progress = on_progress
@@ -92,7 +90,7 @@ class DecodeRun:
         self, options: DecodeOptions, observer: RunObserver | None, what: str
     ) -> tuple[DecodeResult, ...]:
         generator = torch.Generator(self.draft.device).manual_seed(self.seed)
-        if self.engine.name == "fast":
+        if self.decoder.name == "fast":
             return decode_fast(
                 self.target,
                 self.draft,

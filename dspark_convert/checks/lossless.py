@@ -169,7 +169,7 @@ LOSSLESS_GREEDY = Check(
     "largest logits lie within a few ULP of its dtype, batching alone can tip the choice: that is "
     "reported as a tie.",
     what_to_do="A failure is a fault of the decoder or the target's cache, never of the "
-    "draft's weights: report it. `--engine plain` tells whether it is the fast decoder's.",
+    "draft's weights: report it. `--decoder plain` tells whether it is the fast decoder's.",
     needs=(*DRAFTING, DECODING),
     run=_check_greedy,
 )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from dspark_convert.checks.acceptance import AcceptanceSettings
-from dspark_convert.errors import UsageError
+from dspark_convert.errors import Finding, UsageError
 from dspark_convert.runtime import DecodeOptions
 from dspark_convert.runtime.machine import Machine, unusable_option
+from dspark_convert.schemas.trace import TraceHeader
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many prompts are done, and their total."""
 
-EngineOption = Literal["auto", "plain", "fast"]
+DecoderOption = Literal["auto", "plain", "fast"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class RunOptions:
     ``decode.stop_token_ids`` is replaced by the target's own unless ``stop_token_ids`` is given.
     With a ``trace`` no target is loaded; ``target_weights`` is the folder from which the draft's
     borrowed tensors are read, and limit, stop tokens and sampling are the trace's: ``stated`` names
-    those that the user gave, which must be equal to them. ``engine`` "auto" decodes or replays by
+    those that the user gave, which must be equal to them. ``decoder`` "auto" decodes or replays by
     ``runtime.fast`` on a GPU if that can serve the pair, else by the plain functions of
     ``runtime``.
     """
@@ -40,8 +41,38 @@ class RunOptions:
     stop_token_ids: frozenset[int] | None = None
     seed: int = 0
     batch_size: int = 8
-    engine: EngineOption = "auto"
+    decoder: DecoderOption = "auto"
     machine: Machine = field(default_factory=Machine)
+
+    def follow_trace(self, header: TraceHeader) -> DecodeOptions:
+        """How to decode or replay texts of a trace: limit, stop tokens and sampling are its own.
+
+        Raises ``UsageError`` (``trace-option-conflict``) if the user stated another value.
+        """
+        asked = replace(self.decode, stop_token_ids=self.stop_token_ids or frozenset())
+        sampling = header.sampling
+        followed = replace(
+            asked,
+            max_new_tokens=header.max_new_tokens,
+            stop_token_ids=frozenset(header.stop_token_ids),
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+        )
+        for name in sorted(self.stated):
+            wanted, recorded = getattr(asked, name), getattr(followed, name)
+            if wanted != recorded:
+                raise UsageError(
+                    Finding(
+                        code="trace-option-conflict",
+                        message="the trace was recorded with another value of this option",
+                        key=name,
+                        expected=_text(recorded),
+                        found=_text(wanted),
+                        hint="omit the option, or record a trace with this value",
+                    )
+                )
+        return followed
 
     def check(self) -> None:
         """Refuse options that contradict each other.
@@ -105,3 +136,9 @@ class VerifyOptions(RunOptions):
 
 def _out_of_range(option: str, found: str, expected: str) -> UsageError:
     return unusable_option("option-out-of-range", option, found, expected)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, frozenset):
+        return ",".join(map(str, sorted(value))) or "none"
+    return str(value)

@@ -5,7 +5,7 @@ Shapes: M anchors of a text, N drafted tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,6 @@ from dspark_convert.checks.acceptance import (
 )
 from dspark_convert.checks.confidence import decide_confidence
 from dspark_convert.checks.marked_texts import Marks, mark_replayed
-from dspark_convert.errors import Finding, UsageError
 from dspark_convert.replay.expectation import Expectation, Floats, at_most, confident
 from dspark_convert.replay.replay import (
     Replay,
@@ -34,46 +33,12 @@ from dspark_convert.schemas.numbers import (
     ThresholdLength,
 )
 from dspark_convert.schemas.report import CheckResult
-from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.traces.trace import Trace
 
 THRESHOLDS: Floats = np.arange(1, 10) / 10
 """Confidence thresholds whose accepted length is reported."""
 
 Progress = Callable[[str, int, int], None]
-
-
-def follow_trace(
-    header: TraceHeader, decode: DecodeOptions, stated: Collection[str]
-) -> DecodeOptions:
-    """Options with the limit, stop tokens and sampling of the trace.
-
-    ``stated`` are the fields of ``decode`` that the user gave; raises ``UsageError``
-    (``trace-option-conflict``) if one of them is not what the trace was recorded with.
-    """
-    sampling = header.sampling
-    followed = replace(
-        decode,
-        max_new_tokens=header.max_new_tokens,
-        stop_token_ids=frozenset(header.stop_token_ids),
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-    )
-    for name in sorted(stated):
-        asked, recorded = getattr(decode, name), getattr(followed, name)
-        if asked != recorded:
-            raise UsageError(
-                Finding(
-                    code="trace-option-conflict",
-                    message="the trace was recorded with another value of this option",
-                    key=name,
-                    expected=_text(recorded),
-                    found=_text(asked),
-                    hint="omit the option, or record a trace with this value",
-                )
-            )
-    return followed
 
 
 class ReplayRun:
@@ -203,9 +168,3 @@ def pool(counts: list[Floats]) -> list[float | None]:
     """Ratios of the sums over texts of counts [..., 2]; None if there is nothing."""
     total = np.sum(counts, 0)
     return [float(top / bottom) if bottom else None for top, bottom in total]
-
-
-def _text(value: object) -> str:
-    if isinstance(value, frozenset):
-        return ",".join(map(str, sorted(value))) or "none"
-    return str(value)

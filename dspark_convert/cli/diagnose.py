@@ -83,7 +83,7 @@ def diagnose(
             ),
             seed=seed,
             batch_size=batch_size,
-            engine=decoder,
+            decoder=decoder,
             machine=Machine(device=device, dtype=dtype, trust_remote_code=trust_remote_code),
         )
         with sink.steps() as on_progress:

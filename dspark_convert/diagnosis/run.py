@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from dspark_convert.checks.replay_run import follow_trace
 from dspark_convert.diagnosis.diagnose import Progress, diagnose
 from dspark_convert.diagnosis.options import DiagnoseOptions
 from dspark_convert.diagnosis.subject import DiagnosisInput, suspect_of_target, suspect_of_trace
@@ -28,7 +25,7 @@ def run_diagnosis(
     options.check()
     suspect, decode = _find_suspect(options, on_progress)
     subject = suspect.subject
-    steps = PLAIN if subject is None else choose_steps(subject.draft, options.engine)
+    steps = PLAIN if subject is None else choose_steps(subject.draft, options.decoder)
     return diagnose(suspect, decode, seed=options.seed, steps=steps, on_progress=on_progress)
 
 
@@ -36,18 +33,17 @@ def _find_suspect(
     options: DiagnoseOptions, on_progress: Progress
 ) -> tuple[DiagnosisInput, DecodeOptions]:
     """The draft with texts, and how these were made."""
-    decode = replace(options.decode, stop_token_ids=options.stop_token_ids or frozenset())
     if options.trace is not None:
         trace = open_trace(options.trace)
-        decode = follow_trace(trace.header, decode, options.stated)
+        decode = options.follow_trace(trace.header)
         suspect = suspect_of_trace(
             options.draft, trace, target=options.target_weights, machine=options.machine
         )
         return suspect, decode
     suspect = suspect_of_target(_target_run(options), on_progress=on_progress)
     if suspect.subject is not None:
-        decode = follow_trace(suspect.subject.around.header, decode, frozenset())
-    return suspect, decode
+        return suspect, options.follow_trace(suspect.subject.around.header)
+    return suspect, options.decode
 
 
 def _target_run(options: DiagnoseOptions) -> TargetRunOptions:

@@ -86,12 +86,12 @@ def list_facts(report: VerifyReport) -> list[tuple[str, str]]:
         ("machine", f"{settings.device}, {settings.dtype}"),
     ]
     if settings.engine is not None:
-        facts.append(("engine", describe_engine(settings)))
+        facts.append(("decoder", describe_decoder(settings)))
     versions = ", ".join(f"{name} {version}" for name, version in settings.versions.items())
     return [*facts, ("versions", versions)]
 
 
-def describe_engine(settings: VerifySettings | Diagnosis) -> str:
+def describe_decoder(settings: VerifySettings | Diagnosis) -> str:
     """What decoded or replayed, and why not the fast one."""
     reason = "" if settings.engine_reason is None else f", since {settings.engine_reason}"
     return f"{settings.engine}{reason}"

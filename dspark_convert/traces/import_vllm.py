@@ -26,10 +26,10 @@ from dspark_convert.traces.plan import (
     DTYPES,
     Pair,
     choose_layers,
+    choose_stop_token_ids,
     identify_target,
     read_pair,
     require_size,
-    stop_token_ids_of,
 )
 from dspark_convert.traces.target_head import TargetHead, load_target_head
 from dspark_convert.traces.trace import TraceSequence
@@ -118,8 +118,7 @@ def import_vllm(
     pair = read_pair(options.draft, options.target)
     dense_ids = tuple(sorted({layer_id - 1 for layer_id in options.layers}))
     layer_ids = choose_layers(pair, dense_ids, neighbours=False)
-    stop = options.stop_token_ids
-    stop = stop_token_ids_of(pair.target) if stop is None else stop
+    stop = choose_stop_token_ids(options.stop_token_ids, pair.target)
     extracts = _read_extracts(options, pair, len(layer_ids), stop)
     plan = _plan_header(options, pair, layer_ids, extracts, stop)
     notes = _validate_origin(plan)

@@ -132,11 +132,19 @@ def run_dtype(machine: Machine, weights: TargetWeights) -> FeatureDtype:
     return next(name for name, known in DTYPES.items() if known == asked)
 
 
-def stop_token_ids_of(weights: TargetWeights) -> frozenset[int]:
-    """The end-of-sequence ids of the generation config, else of the config; possibly none."""
+def choose_stop_token_ids(asked: frozenset[int] | None, weights: TargetWeights) -> frozenset[int]:
+    """The ids that end a text: those asked for, else the target's own; possibly none.
+
+    Its own are the end-of-sequence ids of the generation config. Without one they are those of the
+    config, or of the text model in it, where transformers finds them too.
+    """
+    if asked is not None:
+        return asked
     path = weights.checkpoint.folder / "generation_config.json"
-    document: Any = read_json(path) if path.exists() else weights.checkpoint.config
-    ids = document.get("eos_token_id") if isinstance(document, dict) else None
+    configs: Sequence[Any] = (weights.checkpoint.config, weights.config)
+    documents = [read_json(path)] if path.exists() else configs
+    named = [each.get("eos_token_id") for each in documents if isinstance(each, Mapping)]
+    ids = next((each for each in named if each is not None), None)
     listed = ids if isinstance(ids, list) else [ids]
     return frozenset(token_id for token_id in listed if type(token_id) is int and token_id >= 0)
 

@@ -34,11 +34,11 @@ from dspark_convert.traces.plan import (
     Layers,
     Pair,
     choose_layers,
+    choose_stop_token_ids,
     identify_target,
     read_pair,
     require_size,
     run_dtype,
-    stop_token_ids_of,
 )
 from dspark_convert.traces.prompts import encode_given, encode_prompts, read_prompts
 from dspark_convert.traces.tokenizer import load_tokenizer
@@ -149,7 +149,8 @@ def record(
 
 def plan_header(options: TargetRunOptions, pair: Pair, texts: Sequence[TextInput]) -> TraceHeader:
     """The header, with every sequence at its greatest possible length."""
-    sampling, stop = options.sampling, options.stop_token_ids
+    sampling = options.sampling
+    stop = choose_stop_token_ids(options.stop_token_ids, pair.target)
     largest = min(options.top_log_probs, pair.vocab_size)
     generated = options.max_new_tokens + pair.extra_tokens
     dtype = run_dtype(options.machine, pair.target)
@@ -163,7 +164,7 @@ def plan_header(options: TargetRunOptions, pair: Pair, texts: Sequence[TextInput
         ),
         max_new_tokens=options.max_new_tokens,
         extra_tokens=pair.extra_tokens,
-        stop_token_ids=tuple(sorted(stop_token_ids_of(pair.target) if stop is None else stop)),
+        stop_token_ids=tuple(sorted(stop)),
         seed=None if options.given or sampling.greedy else options.seed,
         layer_ids=choose_layers(pair, options.layers, neighbours=options.neighbours),
         feature_dtype=options.feature_dtype or dtype,

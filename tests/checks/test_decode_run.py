@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 # ruff: noqa: E402 - the modules below need PyTorch
 from torch import Tensor
 
-from dspark_convert.checks.decode_run import choose_engine
-from dspark_convert.checks.options import EngineOption, Progress
+from dspark_convert.checks.decode_run import choose_decoder
+from dspark_convert.checks.options import DecoderOption, Progress
 from dspark_convert.checks.run import VerifyOptions, verify
 from dspark_convert.runtime import DecodeOptions, rejection
 from dspark_convert.runtime.fast import sampling
@@ -60,15 +60,15 @@ def results(report: VerifyReport) -> dict[str, CheckResult]:
     ],
 )
 def test_auto_is_fast_on_a_gpu(
-    asked: EngineOption, device: torch.device, chosen: str, reason: str | None
+    asked: DecoderOption, device: torch.device, chosen: str, reason: str | None
 ) -> None:
-    choice = choose_engine(asked, *bigram_pair(), device)
+    choice = choose_decoder(asked, *bigram_pair(), device)
     assert (choice.name, choice.reason) == (chosen, reason)
 
 
 def test_auto_is_plain_for_a_target_that_the_fast_one_does_not_know() -> None:
     target, draft = chain_pair(6)
-    choice = choose_engine("auto", target, draft, CUDA)  # type: ignore[arg-type]
+    choice = choose_decoder("auto", target, draft, CUDA)  # type: ignore[arg-type]
     assert choice.name == "plain"
     assert choice.reason == "the target is not a causal model of transformers"
 
@@ -83,7 +83,9 @@ def plain() -> VerifyReport:
 
 def test_the_fast_decoder_gives_the_report_of_the_plain_one(plain: VerifyReport) -> None:
     news: list[tuple[str, int, int]] = []
-    fast = check(DecodeOptions(max_new_tokens=12), lambda *entry: news.append(entry), engine="fast")
+    fast = check(
+        DecodeOptions(max_new_tokens=12), lambda *entry: news.append(entry), decoder="fast"
+    )
     one, other = results(plain), results(fast)
     assert one.keys() == other.keys()
     for check_id in one.keys() - {"confidence"}:  # confidences differ in their last bits
@@ -97,15 +99,15 @@ def test_the_fast_decoder_gives_the_report_of_the_plain_one(plain: VerifyReport)
 
 
 def test_the_plain_decoder_needs_no_reason_when_it_was_asked_for() -> None:
-    report = check(DecodeOptions(max_new_tokens=1), engine="plain")
+    report = check(DecodeOptions(max_new_tokens=1), decoder="plain")
     assert (report.settings.engine, report.settings.engine_reason) == ("plain", None)
 
 
-@pytest.mark.parametrize("engine", ["auto", "fast"])
-def test_without_decoding_there_is_no_decoder(engine: str) -> None:
+@pytest.mark.parametrize("decoder", ["auto", "fast"])
+def test_without_decoding_there_is_no_decoder(decoder: DecoderOption) -> None:
     draft = TINY / "draft_1plusN_reduced"
     report = check(
-        DecodeOptions(max_new_tokens=1), engine=engine, target=None, prompts=None, source=draft
+        DecodeOptions(max_new_tokens=1), decoder=decoder, target=None, prompts=None, source=draft
     )
     assert results(report)["acceptance"].verdict == "skipped"
     assert (report.settings.engine, report.settings.engine_reason) == (None, None)
@@ -122,7 +124,7 @@ def test_a_sampled_run_of_the_fast_decoder_is_lossless(draft_sampling: str) -> N
         draft_sampling=draft_sampling,  # type: ignore[arg-type]
     )
     news: list[tuple[str, int, int]] = []
-    report = check(options, lambda *entry: news.append(entry), engine="fast")
+    report = check(options, lambda *entry: news.append(entry), decoder="fast")
     assert results(report)["lossless-sampling"].verdict == "pass"
     assert results(report)["lossless-greedy"].verdict == "pass"
     for what in ("decoding", "decoding greedily"):
@@ -153,7 +155,7 @@ OTHER_LAWS = [
 
 
 @pytest.mark.parametrize(
-    ("engine", "name", "fault", "reason"),
+    ("decoder", "name", "fault", "reason"),
     mostly_slow(OTHER_LAWS, fast=[OTHER_LAWS[1], OTHER_LAWS[3], OTHER_LAWS[5]]),
 )
 def test_a_round_of_another_law_fails(
@@ -161,11 +163,11 @@ def test_a_round_of_another_law_fails(
     name: str,
     fault: Callable[..., Tensor],
     reason: str,
-    engine: EngineOption,
+    decoder: DecoderOption,
 ) -> None:
     """The observer takes p and q from the logits, so a faulty round does not vouch for itself."""
-    monkeypatch.setattr(rejection if engine == "plain" else sampling, name, fault)
-    report = check(DecodeOptions(max_new_tokens=8, temperature=0.7), engine=engine)
+    monkeypatch.setattr(rejection if decoder == "plain" else sampling, name, fault)
+    report = check(DecodeOptions(max_new_tokens=8, temperature=0.7), decoder=decoder)
     result = results(report)["lossless-sampling"]
     assert result.verdict == "fail"
     assert reason in result.reason
@@ -184,5 +186,5 @@ def test_the_tiny_pair_passes_on_a_gpu(temperature: float, dtype: str) -> None:
     if temperature:
         assert judged["lossless-sampling"].verdict == "pass", judged["lossless-sampling"].reason
     elif dtype == "float32":
-        plain = check(decode, machine=Machine(device="cuda", dtype=dtype), engine="plain")
+        plain = check(decode, machine=Machine(device="cuda", dtype=dtype), decoder="plain")
         assert results(plain)["acceptance"].numbers == judged["acceptance"].numbers

@@ -20,7 +20,7 @@ from dspark_convert.checks.acceptance import (
 )
 from dspark_convert.checks.agreement import check_agreement
 from dspark_convert.checks.confidence import check_confidence
-from dspark_convert.checks.replay_run import ReplayRun, follow_trace
+from dspark_convert.checks.replay_run import ReplayRun
 from dspark_convert.checks.run import VerifyOptions, verify
 from dspark_convert.cli.verify import app
 from dspark_convert.errors import DSparkError, UsageError
@@ -187,16 +187,26 @@ def test_given_texts_have_no_accepted_length(tmp_path: Path) -> None:
 def test_a_trace_decides_the_sampling() -> None:
     header = make_header(sampling={"temperature": 0.8, "top_k": 5, "top_p": None})
     asked = DecodeOptions(max_new_tokens=128, draft_sampling="greedy", num_speculative_tokens=3)
-    followed = follow_trace(header, asked, ())
+    followed = VerifyOptions(draft=FULL, decode=asked).follow_trace(header)
     assert followed == replace(
         asked, max_new_tokens=5, stop_token_ids=frozenset({49}), temperature=0.8, top_k=5
     )
-    same = replace(asked, temperature=0.8, stop_token_ids=frozenset({49}))
-    assert follow_trace(header, same, {"temperature", "stop_token_ids"}) == followed
+    same = VerifyOptions(
+        draft=FULL,
+        decode=replace(asked, temperature=0.8),
+        stop_token_ids=frozenset({49}),
+        stated=frozenset({"temperature", "stop_token_ids"}),
+    )
+    assert same.follow_trace(header) == followed
     for name in ("temperature", "top_p", "max_new_tokens", "stop_token_ids"):
-        changed = replace(same, temperature=0.7, top_p=0.5, stop_token_ids=frozenset())
+        changed = VerifyOptions(
+            draft=FULL,
+            decode=replace(asked, temperature=0.7, top_p=0.5),
+            stop_token_ids=frozenset(),
+            stated=frozenset({name}),
+        )
         with pytest.raises(UsageError) as caught:
-            follow_trace(header, changed, {name})
+            changed.follow_trace(header)
         assert caught.value.code == "trace-option-conflict"
 
 

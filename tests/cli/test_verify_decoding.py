@@ -76,7 +76,7 @@ def texts(outcome: Outcome) -> dict[str, str]:
 
 def test_the_fast_decoder_counts_what_the_plain_one_counts(prompts: Path) -> None:
     plain = check(prompts, "--json")
-    fast = check(prompts, "--engine", "fast", "--json")
+    fast = check(prompts, "--decoder", "fast", "--json")
     assert acceptance(fast) == acceptance(plain)
     assert plain.code == fast.code
     assert plain.json["settings"]["engine"] == "plain"
@@ -88,24 +88,36 @@ def test_the_fast_decoder_counts_what_the_plain_one_counts(prompts: Path) -> Non
 def test_what_decoded_is_shown(prompts: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.md"
     outcome = check(prompts, "--markdown", page)
-    assert "engine    plain, since the device is cpu" in outcome.out
-    assert "- **engine**: plain, since the device is cpu\n" in page.read_text()
-    assert "engine" not in verify("check", DRAFT, "--source", DRAFT).out
+    assert "decoder   plain, since the device is cpu" in outcome.out
+    assert "- **decoder**: plain, since the device is cpu\n" in page.read_text()
+    assert "decoder   " not in verify("check", DRAFT, "--source", DRAFT).out
 
 
 def test_exit_3_for_a_target_that_the_fast_decoder_cannot_decode(prompts: Path, edit: Any) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
     target = edit("config.json", rope_parameters=rope)
-    outcome = check(prompts, "--engine", "fast", "--json", target=target)
+    outcome = check(prompts, "--decoder", "fast", "--json", target=target)
     assert (outcome.code, outcome.codes) == (3, ["target-not-fast"])
     (finding,) = outcome.json["findings"]
     assert "dynamic" in finding["message"]
-    assert "--engine plain" in finding["hint"]
-    assert check(prompts, "--engine", "plain", "--json", target=target).code != 3
+    assert "--decoder plain" in finding["hint"]
+    assert check(prompts, "--decoder", "plain", "--json", target=target).code != 3
+
+
+@pytest.mark.parametrize("command", ["check", "diagnose"])
+def test_the_decoder_has_a_former_name(command: str, tmp_path: Path) -> None:
+    """Both names set the same option: what they hold is refused alike."""
+    asked = (command, DRAFT, "--trace", tmp_path / "absent.safetensors")
+    new, former = (verify(*asked, name, "quick") for name in ("--decoder", "--engine"))
+    assert new.code == former.code == 2
+    assert new.err == former.err
+    assert "--decoder" in new.err
+    known = verify(*asked, "--engine", "plain", "--json")
+    assert (known.code, known.codes) == (3, verify(*asked, "--json").codes)
 
 
 def test_exit_2_for_a_decoder_that_there_is_not(prompts: Path) -> None:
-    assert check(prompts, "--engine", "quick").code == 2
+    assert check(prompts, "--decoder", "quick").code == 2
 
 
 def test_a_trace_is_replayed_by_what_was_asked_for(prompts: Path, tmp_path: Path) -> None:
@@ -113,7 +125,7 @@ def test_a_trace_is_replayed_by_what_was_asked_for(prompts: Path, tmp_path: Path
     made = ("--prompts", prompts, "--max-new-tokens", 4, "--device", "cpu", "--out", trace)
     assert verify("record", TARGET, "--for", DRAFT, *made, "--quiet").code == 0
     auto, plain, fast = (
-        verify("check", DRAFT, "--trace", trace, "--engine", engine, "--device", "cpu", "--json")
+        verify("check", DRAFT, "--trace", trace, "--decoder", engine, "--device", "cpu", "--json")
         for engine in ("auto", "plain", "fast")
     )
     assert acceptance(auto) == acceptance(plain)
@@ -121,7 +133,7 @@ def test_a_trace_is_replayed_by_what_was_asked_for(prompts: Path, tmp_path: Path
     assert [settings["engine"] for settings in said] == ["plain", "plain"]
     assert [settings["engine_reason"] for settings in said] == ["the device is cpu", None]
     assert (fast.code, fast.codes) == (3, ["draft-not-fast"])
-    assert "--engine plain" in fast.json["findings"][0]["hint"]
+    assert "--decoder plain" in fast.json["findings"][0]["hint"]
 
 
 # Sampling and stopping
@@ -139,7 +151,7 @@ FILTERED = [
 )
 def test_one_token_is_left_to_draw(prompts: Path, engine: str, option: str, value: float) -> None:
     """So the text is the greedy one, and with a greedy draft its rounds are too."""
-    chosen, filtered = ("--engine", engine), (option, value)
+    chosen, filtered = ("--decoder", engine), (option, value)
     greedy = check(prompts, *chosen, "--worst", 6, "--json")
     free = check(prompts, *chosen, *SAMPLED)
     held = check(prompts, *chosen, *SAMPLED, *filtered)

@@ -19,7 +19,7 @@ from dspark_convert.formats.target import find_target_weights
 from dspark_convert.runtime import SamplingOptions
 from dspark_convert.traces import target_head
 from dspark_convert.traces.import_vllm import ImportOptions, import_vllm
-from dspark_convert.traces.plan import read_pair, stop_token_ids_of
+from dspark_convert.traces.plan import choose_stop_token_ids, read_pair
 from dspark_convert.traces.record import record
 from dspark_convert.traces.trace import Trace, open_trace, require_draft
 from tests.runtime.helpers import golden_target
@@ -310,7 +310,9 @@ def test_layers_of_the_draft_must_be_there(extracts: Extracts) -> None:
 
 def test_stop_tokens_come_from_the_generation_config_else_the_config(tmp_path: Path) -> None:
     weights = find_target_weights(VERIFIER)
-    assert stop_token_ids_of(weights) == frozenset({1}) == golden_target().stop_token_ids
+    assert choose_stop_token_ids(frozenset({7}), weights) == frozenset({7})
+    assert choose_stop_token_ids(frozenset(), weights) == frozenset()
+    assert choose_stop_token_ids(None, weights) == frozenset({1}) == golden_target().stop_token_ids
     for document, expected in (
         ({"eos_token_id": [4, 5]}, {4, 5}),
         ({"eos_token_id": None}, set()),
@@ -320,9 +322,17 @@ def test_stop_tokens_come_from_the_generation_config_else_the_config(tmp_path: P
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         moved = replace(weights, checkpoint=replace(weights.checkpoint, folder=folder))
-        assert stop_token_ids_of(moved) == frozenset({1})
+        assert choose_stop_token_ids(None, moved) == frozenset({1})
         (folder / "generation_config.json").write_text(json.dumps(document))
-        assert stop_token_ids_of(moved) == expected
+        assert choose_stop_token_ids(None, moved) == expected
+
+
+def test_stop_tokens_of_a_multimodal_target_are_those_of_its_text_model(tmp_path: Path) -> None:
+    weights = find_target_weights(VERIFIER)
+    for outer in ({}, {"eos_token_id": None}):
+        checkpoint = replace(weights.checkpoint, folder=tmp_path, config=outer)
+        nested = replace(weights, checkpoint=checkpoint, config={"eos_token_id": [6]})
+        assert choose_stop_token_ids(None, nested) == frozenset({6})
 
 
 def test_a_target_without_a_plain_final_norm_is_refused(

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from dspark_convert.cli.console import literal
 from dspark_convert.cli.views.tables import facts_grid, plain_table
-from dspark_convert.reports.content import describe_engine, gain, sample_size
+from dspark_convert.reports.content import describe_decoder, gain, sample_size
 from dspark_convert.reports.text import number
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
 
@@ -25,7 +25,7 @@ def diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
         ("texts", _texts(diagnosis)),
     ]
     if diagnosis.engine is not None:
-        facts.append(("engine", describe_engine(diagnosis)))
+        facts.append(("decoder", describe_decoder(diagnosis)))
     facts += [("settled early", text) for text in _settled_early(tried, diagnosis)]
     facts += [("not tried", f"{result.id}: {result.reason}") for result in skipped]
     verdict = Text(diagnosis.verdict, style=_STYLES[diagnosis.verdict])

@@ -15,7 +15,7 @@ from dspark_convert.cli.views.tables import (
     plain_table,
     rules_table,
 )
-from dspark_convert.reports.content import describe_engine
+from dspark_convert.reports.content import describe_decoder
 from dspark_convert.reports.text import bounds, count, number
 from dspark_convert.schemas.numbers import (
     AcceptanceNumbers,
@@ -48,7 +48,7 @@ def report_view(report: VerifyReport) -> RenderableType:
         ),
     ]
     if settings.engine is not None:
-        facts.append(("engine", describe_engine(settings)))
+        facts.append(("decoder", describe_decoder(settings)))
     views: list[RenderableType] = [facts_grid(facts), _checks(report)]
     for result in report.checks:
         if isinstance(result.numbers, AcceptanceNumbers) and result.numbers.rounds:

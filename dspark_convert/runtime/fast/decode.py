@@ -66,7 +66,7 @@ def decode_fast(
             Finding(
                 code="target-not-fast",
                 message=f"the fast path cannot decode this pair: {reason}",
-                hint="use the plain path: --engine plain, in Python runtime.decode",
+                hint="use the plain path: --decoder plain, in Python runtime.decode",
             )
         )
     # Streams, graphs and our kernels belong to the current device, which may be another GPU.

@@ -43,22 +43,22 @@ def why_plain(draft: DraftModel) -> str | None:
     return None
 
 
-def choose_steps(draft: DraftModel, engine: Literal["auto", "plain", "fast"]) -> ReplaySteps:
+def choose_steps(draft: DraftModel, decoder: Literal["auto", "plain", "fast"]) -> ReplaySteps:
     """The steps to replay a draft with; "auto": the fast ones on a GPU, if they support the draft.
 
     Raises ``DialectError`` (``draft-not-fast``) if "fast" is asked for and not possible.
     """
-    if engine == "plain":
+    if decoder == "plain":
         return PLAIN
     reason = why_plain(draft)
     if reason is None:
         return FastSteps()
-    if engine == "fast":
+    if decoder == "fast":
         raise DialectError(
             Finding(
                 code="draft-not-fast",
                 message=f"this draft cannot be replayed by the fast steps: {reason}",
-                hint="leave --engine out, or give --engine plain",
+                hint="leave --decoder out, or give --decoder plain",
             )
         )
     return ReplaySteps(reason)

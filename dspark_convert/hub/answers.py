@@ -104,6 +104,14 @@ def listed(answer: Json) -> Repository:
     return Repository(name=name, commit=commit, files=files)
 
 
+def parse_answer(data: bytes) -> Json:
+    """The JSON of an answer. Raises ``ValueError`` where it is none, or nested too deeply."""
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("the answer is nested too deeply") from None
+
+
 def require_commit(text: object) -> str:
     """The commit that an answer names.
 
@@ -146,10 +154,7 @@ def _ask_json(url: str, name: str) -> Json:
             if len(data) > MAX_ANSWER_BYTES:
                 found = f"more than {len(data) - len(part)} bytes"
                 refuse_answer(f"about {name}", f"at most {MAX_ANSWER_BYTES} bytes", found)
-    try:
-        return json.loads(bytes(data), parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("the answer is nested too deep") from None
+    return parse_answer(bytes(data))
 
 
 def _refuse_constant(text: str) -> NoReturn:

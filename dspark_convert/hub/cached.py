@@ -63,19 +63,22 @@ def _require_digest(path: Path, expected: str) -> None:
     method = "sha1" if len(expected) == 40 else "sha256"
     with open_regular(path) as descriptor:
         size = os.fstat(descriptor).st_size
-        plain = hash_range(descriptor, size, method=method)
-        in_git = hash_range(descriptor, size, start=b"blob %d\0" % size, method=method)
-    if expected not in (plain, in_git):
-        raise CheckpointError(
-            Finding(
-                code="cached-file-corrupt",
-                message="the file in the Hub cache is not what the Hub has",
-                file=path.name,
-                expected=f"digest {expected}",
-                found=f"digest {in_git if method == 'sha1' else plain}",
-                hint=f"delete {path.resolve()} and run again to download it anew",
-            )
+        in_git = b"blob %d\0" % size
+        found = []
+        for start in (in_git, b"") if method == "sha1" else (b"", in_git):
+            found.append(hash_range(descriptor, size, start=start, method=method))
+            if found[-1] == expected:
+                return
+    raise CheckpointError(
+        Finding(
+            code="cached-file-corrupt",
+            message="the file in the Hub cache is not what the Hub has",
+            file=path.name,
+            expected=f"digest {expected}",
+            found=f"digest {found[0]}",
+            hint=f"delete {path.resolve()} and run again to download it anew",
         )
+    )
 
 
 def _require_inside(path: Path) -> None:

@@ -17,6 +17,8 @@ from dspark_convert.conversion.manifest import MANIFEST_FILE
 from dspark_convert.conversion.plan import plan_to_dense, plan_to_speculators
 from dspark_convert.conversion.run import run_conversion
 from dspark_convert.formats.overrides import parse_overrides, settable_fields
+from dspark_convert.hub.answers import listed, parse_answer
+from dspark_convert.hub.errors import hub_refusals
 from dspark_convert.hub.front_matter import with_front_matter
 from dspark_convert.reports.gate import open_gate
 from dspark_convert.reports.junit import render_junit
@@ -224,6 +226,28 @@ def _card(random_: random.Random, folder: Path) -> Case:
     return Case(data, lambda: with_front_matter(text, wanted).encode())
 
 
+def _answer(random_: random.Random, folder: Path) -> Case:
+    """What a Hub says about a repository."""
+    large = {"sha256": "b" * 64, "size": 5, "pointerSize": 130}
+    files = [
+        {"rfilename": "config.json", "size": 2, "blobId": "0" * 40},
+        {"rfilename": "model.safetensors", "size": 5, "blobId": "1" * 40, "lfs": large},
+    ]
+    data = mutated(random_, {"id": "owner/name", "sha": "a" * 40, "siblings": files})
+    if random_.random() < 0.2:
+        data = damaged(random_, data)
+
+    def read() -> None:
+        with hub_refusals("owner/name"):
+            repository = listed(parse_answer(data))
+        for name, file in repository.files.items():
+            assert Path(name).name == name
+            assert len(name.encode()) < 256
+            assert isinstance(file.size, int)
+
+    return Case(data, read)
+
+
 @lru_cache
 def _trace_of(folder: Path) -> Path:
     path = folder / "honest.safetensors"
@@ -310,6 +334,7 @@ _PREPARED: Mapping[str, Callable[[random.Random, Path], Case]] = {
     "gate": _gate,
     "prompts": _prompts,
     "card": _card,
+    "answer": _answer,
     "trace": _trace,
     "tokenizer": _tokenizer,
     "target": _target,

@@ -22,7 +22,7 @@ from dspark_convert.cli import convert, verify
 from dspark_convert.cli.options import name_engines
 from dspark_convert.engines import ENGINES
 from dspark_convert.engines.base import VERDICTS, Claim
-from dspark_convert.formats.decoders import DECODERS
+from dspark_convert.formats.decoders import DECODERS, DEFAULT_DECODER
 from dspark_convert.formats.dialects import DIALECTS
 from dspark_convert.formats.quantisation import SCHEMES, Scheme
 from dspark_convert.formats.rules import REQUIRED, FieldRule, dotted
@@ -75,6 +75,9 @@ def render_engines() -> str:
     for engine in ENGINES.values():
         claims = sorted(engine.claims, key=lambda claim: VERDICTS.index(claim.verdict))
         sections.append(f"## {engine.name} {engine.version}")
+        decoders = ", ".join([DEFAULT_DECODER.name, *engine.decoders])
+        schemes = ", ".join(engine.schemes) or "none"
+        sections.append(f"Decoders: {decoders}. Quantisation schemes: {schemes}.")
         sections.append(_table(("verdict", "because", "what to do"), map(_claim_row, claims)))
     return "\n\n".join(sections) + "\n"
 

@@ -103,7 +103,8 @@ def _absent(examination: Examination) -> tuple[str, ...] | None:
 def published(source: DraftSource) -> EngineView:
     """A draft on disk as the engines see it: stored names, and keys as they are."""
     names = [tensor.name for tensor in source.checkpoint.tensors.values()]
-    return EngineView(source.dialect, source.config, source.document, names)
+    scheme = source.detection.scheme
+    return EngineView(source.dialect, source.config, source.document, names, scheme)
 
 
 def _table_text(source: DraftSource) -> str:

@@ -97,7 +97,7 @@ def plan_to_dense(
     if engine is not None:
         spell_keys(engine, config, keys)
         pieces = spell_pieces(engine, config, pieces)
-        validate_for(engine, _published(config, keys, pieces), pieces, weights, findings)
+        validate_for(engine, _published(source, config, keys, pieces), pieces, weights, findings)
     findings.raise_errors(DraftError)
     _note_absent(pieces, findings)
     return _conversion(
@@ -166,9 +166,12 @@ def plan_to_speculators(
     )
 
 
-def _published(config: DraftConfig, keys: ConvertedKeys, pieces: list[Piece]) -> EngineView:
+def _published(
+    source: DraftSource, config: DraftConfig, keys: ConvertedKeys, pieces: list[Piece]
+) -> EngineView:
     names = [piece.name for piece in pieces]
-    return EngineView(keys.rendering.dialect, config, keys.document, names)
+    scheme = source.detection.scheme
+    return EngineView(keys.rendering.dialect, config, keys.document, names, scheme)
 
 
 def _conversion(
@@ -207,7 +210,7 @@ def _conversion(
         side_files=tuple(_side_step(file) for file in carried),
         output_bytes={file.name: file.size for file in files},
         findings=tuple(findings),
-        engines=engine_notes(_published(config, keys, pieces)),
+        engines=engine_notes(_published(source, config, keys, pieces)),
     )
     read_only = (source.folder, *([target.checkpoint.folder] if target else []))
     return Conversion(

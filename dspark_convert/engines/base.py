@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dspark_convert.engines.view import EngineView
+from dspark_convert.formats.decoders import DEFAULT_DECODER
 from dspark_convert.formats.rules import KeyPath
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.plan import EngineNote
@@ -84,13 +85,31 @@ class Engine:
     spelling: Spelling = field(default_factory=Spelling)
     reads_dense: bool = True
     """Whether it reads the dense form, so that ``--for`` can write for it."""
+    decoders: Mapping[str, str] = field(default_factory=dict)
+    """The decoders that it runs beside the default one, with the file where that was read."""
+    schemes: Mapping[str, str] = field(default_factory=dict)
+    """The quantisation schemes that it reads, with the file where that was read."""
     serves: bool = True
     """Whether it drafts for a target instead of only loading the draft."""
 
     def holding(self, draft: EngineView) -> list[Claim]:
-        """Every claim that holds for ``draft``, the gravest first."""
-        claims = [claim for claim in self.claims if claim.when(draft)]
+        """Every claim that holds for ``draft``, the gravest first.
+
+        Its claims are about drafts whose decoder and weights it reads: of others nothing more can
+        be said.
+        """
+        claims = self._unread(draft) or [claim for claim in self.claims if claim.when(draft)]
         return sorted(claims, key=lambda claim: VERDICTS.index(claim.verdict))
+
+    def _unread(self, draft: EngineView) -> list[Claim]:
+        body, scheme = draft.dialect.body, draft.scheme
+        unread = []
+        if body is not DEFAULT_DECODER and body.name not in self.decoders:
+            unread.append(_unread_part("decoder-unread", f"it has no {body.title} decoder"))
+        if scheme is not None and scheme.name not in self.schemes:
+            reason = f"it does not read weights of the scheme {scheme.name}"
+            unread.append(_unread_part("quantisation-unread", reason))
+        return unread
 
     def notes(self, draft: EngineView, elsewhere: str) -> tuple[EngineNote, ...]:
         """What it does with ``draft``; "loads" if no claim holds.
@@ -137,6 +156,18 @@ class Engine:
             reason=f"drafts {draft.config.num_speculative_tokens} tokens per round",
             evidence="no claim against it",
         )
+
+
+def _unread_part(code: str, reason: str) -> Claim:
+    return Claim(
+        verdict="refuses",
+        when=lambda draft: True,
+        reason=reason,
+        evidence="not among what its version reads",
+        code=code,
+        way_out="{elsewhere}",
+        inherent=True,
+    )
 
 
 def gravest(notes: Iterable[EngineNote]) -> EngineVerdict:

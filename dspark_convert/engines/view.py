@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspark_convert.formats.dialects import Dialect
+from dspark_convert.formats.quantisation import Scheme
 from dspark_convert.formats.rules import lookup
 from dspark_convert.schemas.draft import DraftConfig, Layout
 
@@ -21,6 +22,8 @@ class EngineView:
     """``config.json``."""
     tensors: Collection[str]
     """Stored names."""
+    scheme: Scheme | None = None
+    """How weights are quantised; None: they are not."""
 
     @property
     def nested(self) -> bool:
@@ -32,9 +35,10 @@ class EngineView:
         return not self.nested and any(self.document.get(key) is None for key in keys)
 
     def named(self, architectures: Collection[str]) -> bool:
-        """Whether the config names one of ``architectures``."""
+        """Whether the config names one of ``architectures``, or a class of its decoder."""
+        known = {*architectures, *self.dialect.body.architectures}
         names = self.document.get("architectures")
-        return isinstance(names, list) and any(name in architectures for name in names)
+        return isinstance(names, list) and any(name in known for name in names)
 
     def decoder_key(self, key: str) -> Any:
         """A key of the decoder, taken from where this dialect keeps it."""

@@ -15,7 +15,8 @@ from dspark_convert.conversion.engine_report import report_engines
 from dspark_convert.conversion.inspection import check_draft, inspect_draft
 from dspark_convert.conversion.plan import plan_to_dense, plan_to_speculators
 from dspark_convert.conversion.run import run_conversion
-from dspark_convert.errors import DialectError, Findings, UsageError
+from dspark_convert.engines import ENGINES
+from dspark_convert.errors import DialectError, DraftError, Findings, UsageError
 from dspark_convert.formats.decoders import DECODERS, DEFAULT_DECODER
 from dspark_convert.formats.decoders.base import Decoder, TensorSpec
 from dspark_convert.formats.detect import detect
@@ -109,7 +110,25 @@ def test_it_is_recognised_and_shown(source: Path) -> None:
     assert inspection.dialect == "dense"
     assert "the decoder is of Toy" in " ".join(inspection.evidence)
     assert codes(source) == []
-    assert report_engines(source).engines
+
+
+def test_engines_refuse_it_unless_they_say_that_they_run_it(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for engine in report_engines(source).engines:
+        (note,) = engine.notes
+        assert (note.code, note.reason) == ("decoder-unread", "it has no Toy decoder")
+        assert note.way_out == "none of these engines runs this draft as intended"
+    monkeypatch.setitem(
+        ENGINES, "vllm", replace(ENGINES["vllm"], decoders={"toy": "models/toy.py"})
+    )
+    vllm, sglang, *_ = report_engines(source).engines
+    assert (vllm.verdict, sglang.verdict) == ("loads", "refuses")
+    assert sglang.notes[0].way_out == "serve it with vLLM"
+    assert plan_to_dense(source, written_for="vllm").plan.draft.decoder == "toy"
+    with pytest.raises(DraftError) as caught:
+        plan_to_dense(source, written_for="sglang")
+    assert [finding.code for finding in caught.value.findings] == ["decoder-unread"]
 
 
 @pytest.mark.parametrize(

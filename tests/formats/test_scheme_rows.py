@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dspark_convert.conversion.engine_report import report_engines
 from dspark_convert.conversion.inspection import check_draft, inspect_draft
 from dspark_convert.conversion.plan import plan_to_dense
 from dspark_convert.conversion.run import run_conversion
+from dspark_convert.engines import ENGINES
 from dspark_convert.errors import DialectError
 from dspark_convert.formats.decoders.base import TensorSpec
 from dspark_convert.formats.quantisation import SCHEMES, Scheme
@@ -72,6 +74,16 @@ def test_it_is_recognised_and_its_tensors_are_right(source: Path) -> None:
     assert codes(source) == []
     assert read(source).detection.scheme is TOY
     assert inspect_draft(source).dtypes["I8"] == 96 * 64
+
+
+def test_engines_refuse_it_unless_they_say_that_they_read_it(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = {engine.notes[0].code for engine in report_engines(source).engines}
+    assert refused == {"quantisation-unread"}
+    monkeypatch.setitem(ENGINES, "vllm", replace(ENGINES["vllm"], schemes={"toy-int8": "toy.py"}))
+    vllm, sglang, *_ = report_engines(source).engines
+    assert (vllm.verdict, sglang.verdict) == ("loads", "refuses")
 
 
 def test_it_is_carried(source: Path, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_decoded_is_said_with_the_reason_where_something_was() -> None:
     facts = {
         (engine, reason): dict(
             list_facts(report(settings={"engine": engine, "engine_reason": reason}))
-        ).get("engine")
+        ).get("decoder")
         for engine, reason in (("plain", "the device is cpu"), ("fast", None), (None, None))
     }
     assert list(facts.values()) == ["plain, since the device is cpu", "fast", None]

@@ -127,7 +127,7 @@ def test_engines_refuse_it_unless_they_say_that_they_run_it(
     assert sglang.notes[0].way_out == "serve it with vLLM"
     assert plan_to_dense(source, written_for="vllm").plan.draft.decoder == "toy"
     with pytest.raises(DraftError) as caught:
-        plan_to_dense(source, written_for="sglang")
+        plan_to_dense(source, written_for="deepspec")
     assert [finding.code for finding in caught.value.findings] == ["decoder-unread"]
 
 

@@ -80,4 +80,4 @@ def test_what_decoded_is_said_with_the_reason_where_something_was() -> None:
     }
     assert list(facts.values()) == ["plain, since the device is cpu", "fast", None]
     text = render_markdown(report(settings={"engine_reason": "<b>"}))
-    assert "- **engine**: plain, since &#60;b&#62;\n" in text
+    assert "- **decoder**: plain, since &#60;b&#62;\n" in text

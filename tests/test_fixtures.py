@@ -12,12 +12,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from dspark_convert.checkpoint.dtypes import DTYPES
 from fixtures.broken import CASES, Case, build
 from fixtures.broken.drafts import GOLDEN, WEIGHTS, pack, read_draft
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = json.loads((GOLDEN / "manifest.json").read_text())["variants"]
-DTYPES = {"BF16": "bfloat16", "F32": "float32", "I64": "int64", "BOOL": "bool"}
 
 
 def content(folder: Path) -> dict[str, bytes | Path]:
@@ -33,7 +33,7 @@ def content(folder: Path) -> dict[str, bytes | Path]:
 def test_golden_variant_has_the_tensors_and_cases_it_promises(variant: str) -> None:
     expected = json.loads((GOLDEN / variant / "expected.json").read_text())
     stored = {
-        name: [DTYPES[tensor.dtype], list(tensor.shape)]
+        name: [DTYPES[tensor.dtype].name, list(tensor.shape)]
         for name, tensor in read_draft(variant).tensors.items()
     }
     assert stored == expected["tensor_names"]

@@ -17,7 +17,7 @@ _RUNNING = {*_READING, "runtime"}
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "schemas": {"errors"},
-    "checkpoint": {"errors"},
+    "checkpoint": {"schemas", "errors"},
     "formats": {"checkpoint", "schemas", "errors"},
     "engines": _READING,
     "conversion": {*_READING, "engines"},

@@ -12,17 +12,14 @@ from typing import Any
 from dspark_convert.checkpoint.files import open_regular, read_limited, read_range
 from dspark_convert.checkpoint.header import Header, gguf_finding, read_header
 from dspark_convert.checkpoint.jsonfile import parse_json
-from dspark_convert.checkpoint.names import hub_digest
+from dspark_convert.checkpoint.names import CONFIG_FILE, INDEX_FILE, hub_digest
 from dspark_convert.checkpoint.shards import (
-    INDEX_FILE,
     check_names,
     indexed_weight_names,
     read_index,
     unindexed_weight_names,
 )
 from dspark_convert.errors import CheckpointError, Finding, Findings
-
-CONFIG_FILE = "config.json"
 
 _MAX_CONFIG_BYTES = 10_000_000
 _SHA256 = re.compile(r"[0-9a-f]{64}")

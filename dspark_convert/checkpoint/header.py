@@ -12,46 +12,18 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
+from dspark_convert.checkpoint.dtypes import DTYPES
 from dspark_convert.checkpoint.files import open_regular, read_range
 from dspark_convert.checkpoint.jsonfile import Json, parse_json
 from dspark_convert.errors import CheckpointError, Finding
 
-# In the order in which safetensors 0.8 declares them, which is the order it sorts a file by
-# (last first): wider alignment comes first in a file.
-DTYPE_BITS: Mapping[str, int] = MappingProxyType(
-    {
-        "BOOL": 8,
-        "F4": 4,
-        "F6_E2M3": 6,
-        "F6_E3M2": 6,
-        "U8": 8,
-        "I8": 8,
-        "F8_E5M2": 8,
-        "F8_E4M3": 8,
-        "F8_E8M0": 8,
-        "F8_E4M3FNUZ": 8,
-        "F8_E5M2FNUZ": 8,
-        "I16": 16,
-        "U16": 16,
-        "F16": 16,
-        "BF16": 16,
-        "I32": 32,
-        "U32": 32,
-        "F32": 32,
-        "C64": 64,
-        "F64": 64,
-        "I64": 64,
-        "U64": 64,
-    }
-)
 MAX_HEADER_BYTES = 16_000_000
 """For a hundred thousand tensors. The safetensors library allows 100 MB, which nobody needs."""
 
 _LIBRARY_HEADER_BYTES = 100_000_000
 
-_DTYPE_RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_BITS)}
+_DTYPE_RANK = {dtype: rank for rank, dtype in enumerate(DTYPES)}
 _METADATA_KEY = "__metadata__"
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 _LENGTH_BYTES = 8
@@ -110,7 +82,7 @@ def read_header(path: Path) -> Header:
 
 def tensor_nbytes(dtype: str, shape: Iterable[int]) -> int | None:
     """Bytes of a tensor; None if it does not fill whole bytes or its size exceeds 64 bits."""
-    bits = DTYPE_BITS[dtype]
+    bits = DTYPES[dtype].bits
     for dimension in shape:
         bits *= dimension
         if bits > _MAX_BITS:
@@ -266,14 +238,14 @@ def _entry(name: str, value: Json, file: str) -> TensorEntry:
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise _bad_header(file, "shape and data_offsets are lists of sizes", tensor=name)
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
             Finding(
                 code="dtype-unknown",
                 message="the dtype is not one of the safetensors format",
                 file=file,
                 tensor=name,
-                expected=", ".join(DTYPE_BITS),
+                expected=", ".join(DTYPES),
                 found=repr(dtype)[:_MAX_SHOWN],
                 hint="a newer dspark-convert may know it",
             )

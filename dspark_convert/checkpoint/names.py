@@ -7,7 +7,11 @@ import re
 from pathlib import Path
 from typing import TypeGuard
 
-_HUB_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
+CONFIG_FILE = "config.json"
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+_HUB_FOLDER = re.compile(r"models--(?:(?P<owner>.+?)--)?(?P<name>.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -17,12 +21,20 @@ def is_commit(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and _COMMIT.fullmatch(value) is not None
 
 
+def is_hub_snapshot(folder: Path) -> bool:
+    """Whether a folder, links resolved, is ``<repository>/snapshots/<commit>`` as the Hub caches.
+
+    Beside ``snapshots`` lie the ``blobs`` that its links point to.
+    """
+    return folder.parent.name == "snapshots" and is_commit(folder.name)
+
+
 def repository_of(folder: Path) -> tuple[str, str | None]:
     """Repository and commit of a snapshot of the Hub cache; else the folder's name and None."""
     real = folder.resolve()
     match = _HUB_FOLDER.fullmatch(real.parent.parent.name)
-    if match and real.parent.name == "snapshots" and is_commit(real.name):
-        return f"{match['owner']}/{match['name']}", real.name
+    if match and is_hub_snapshot(real):
+        return "/".join(filter(None, match.group("owner", "name"))), real.name
     return real.name, None
 
 

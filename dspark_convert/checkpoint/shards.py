@@ -9,10 +9,8 @@ from pathlib import Path
 
 from dspark_convert.checkpoint.header import Header, gguf_finding
 from dspark_convert.checkpoint.jsonfile import read_json
+from dspark_convert.checkpoint.names import INDEX_FILE, SINGLE_FILE
 from dspark_convert.errors import CheckpointError, Findings
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 _MAX_INDEX_BYTES = 10_000_000
 _MAX_LISTED = 5  # names spelled out in one finding

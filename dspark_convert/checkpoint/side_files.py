@@ -6,8 +6,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspark_convert.checkpoint.folder import CONFIG_FILE
-from dspark_convert.checkpoint.shards import INDEX_FILE
+from dspark_convert.checkpoint.names import CONFIG_FILE, INDEX_FILE, is_hub_snapshot
 
 MAX_SIDE_FILE_BYTES = 32 << 20
 
@@ -63,7 +62,7 @@ def side_files(folder: Path) -> tuple[SideFile, ...]:
 
 def _trusted_roots(folder: Path) -> tuple[Path, ...]:
     real = folder.resolve()
-    if real.parent.name == "snapshots":  # <repository>/snapshots/<revision>, beside blobs
+    if is_hub_snapshot(real):
         return real, real.parent.parent / "blobs"
     return (real,)
 

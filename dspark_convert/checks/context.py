@@ -20,9 +20,9 @@ from dspark_convert.formats.target import TargetWeights, find_target_weights
 from dspark_convert.replay.replay import ReplayOptions
 from dspark_convert.runtime import CausalTarget, DraftModel, load_target
 from dspark_convert.runtime.drafting import count_tokens
+from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.runtime.load import load_source
-from dspark_convert.runtime.machine import DTYPES
 from dspark_convert.schemas.report import CheckId, CheckResult
 from dspark_convert.traces.plan import choose_stop_token_ids
 from dspark_convert.traces.prompts import encode_prompts, read_prompts
@@ -110,7 +110,7 @@ class CheckContext:
     ) -> DraftModel:
         """See ``load_source``; the draft itself is loaded once in each dtype."""
         lent = set(stand_ins or ()) - source.tensors.keys() if self.target_weights is None else ()
-        own, dtype = source is self.source and not lent, dtype or DTYPES[source.config.dtype]
+        own, dtype = source is self.source and not lent, dtype or FLOAT_DTYPES[source.config.dtype]
         if own and dtype in self._loaded:
             return self._loaded[dtype]
         draft = load_source(

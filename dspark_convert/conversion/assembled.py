@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dspark_convert.checkpoint.dtypes import DTYPES
 from dspark_convert.checkpoint.files import read_range
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.errors import CheckpointError, Finding
@@ -20,7 +21,6 @@ Index = npt.NDArray[np.int64]
 Raw = npt.NDArray[np.unsignedinteger]
 
 _BLOCK_BYTES = 8 << 20
-_RAW_DTYPES = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def raw_values(values: npt.ArrayLike, dtype: str) -> Raw:
     if dtype == "F32":
         return bits
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (rounded >> np.uint32(16)).astype(_RAW_DTYPES[dtype])
+    return (rounded >> np.uint32(16)).astype(DTYPES[dtype].raw)
 
 
 def _changed(stored: StoredTensor) -> CheckpointError:

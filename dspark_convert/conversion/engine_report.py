@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dspark_convert.checkpoint.names import display_name, repository_of, shown_name
+from dspark_convert.checkpoint.names import CONFIG_FILE, display_name, repository_of, shown_name
 from dspark_convert.conversion.inspection import published
 from dspark_convert.engines import ENGINES, Engine, EngineView, gravest, notes_of
 from dspark_convert.errors import Findings
@@ -60,6 +60,6 @@ def _note_rnn(draft: EngineView, findings: Findings) -> None:
             "an rnn head in the 1+N layout is read in two ways: its state takes a step on the "
             "unsampled anchor slot, as in the training code of speculators, or starts after it, "
             "as in SGLang; the decoder of dspark-verify follows the training code",
-            file="config.json",
+            file=CONFIG_FILE,
             key="markov_head_type",
         )

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.conversion.assembled import Assembled, Index, raw_values
 from dspark_convert.conversion.keys import ConvertedKeys
 from dspark_convert.conversion.weights import Piece
@@ -58,7 +59,7 @@ def expanded_config(config: DraftConfig) -> DraftConfig:
                 code="vocabulary-not-reduced",
                 message="there is nothing to expand: the draft vocabulary is not smaller than the "
                 "target's",
-                file="config.json",
+                file=CONFIG_FILE,
                 key="draft_vocab_size",
                 expected=f"less than {config.vocab_size}",
                 found=str(config.draft_vocab_size),

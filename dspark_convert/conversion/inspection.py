@@ -6,12 +6,12 @@ import math
 from collections import Counter
 from pathlib import Path
 
+from dspark_convert.checkpoint.dtypes import FLOATS
 from dspark_convert.checkpoint.names import display_name
 from dspark_convert.conversion.speculators_weights import warn_overwritten
 from dspark_convert.engines import EngineView, engine_notes
 from dspark_convert.errors import Findings
 from dspark_convert.formats.bundled import BUNDLED, holds_stages, read_bundled
-from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, Examination, examine
 from dspark_convert.formats.tensors import (

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.conversion.left_out import LEFT_OUT, NOT_RECORDED, without_local_paths
 from dspark_convert.conversion.rendering import Rendering
 from dspark_convert.errors import Findings
-from dspark_convert.formats.detect import CONFIG
 from dspark_convert.formats.dialects import Dialect
 from dspark_convert.formats.overrides import overridden_paths
 from dspark_convert.formats.read import DraftSource
@@ -205,7 +205,7 @@ def _report_shadowed(path: KeyPath, value: Any, kept: Any, findings: Findings) -
     findings.warning(
         "key-shadowed",
         "the decoder has a key of this name with another value, which is kept, as engines do",
-        file=CONFIG,
+        file=CONFIG_FILE,
         key=dotted(path),
         expected=repr(without_local_paths(kept)),
         found=repr(without_local_paths(value)),

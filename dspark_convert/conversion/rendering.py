@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.conversion.history import Origin
 from dspark_convert.errors import Findings
-from dspark_convert.formats.detect import CONFIG
 from dspark_convert.formats.dialects import Dialect
 from dspark_convert.formats.overrides import Overrides, apply_overrides
 from dspark_convert.formats.parse import parse_config, render
@@ -121,8 +121,8 @@ def _changed_fields(
     today, unheard = render(config, dialect), Findings()
     changed = {}
     for rule in dialect.rules:
-        value = read_field(rule, today, CONFIG, unheard)
-        before = read_field(rule, document, CONFIG, unheard)
+        value = read_field(rule, today, CONFIG_FILE, unheard)
+        before = read_field(rule, document, CONFIG_FILE, unheard)
         if value.paths and value.value != before.value and rule.field not in needless:
             changed[rule.field] = value.value
     return changed

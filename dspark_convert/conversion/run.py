@@ -12,19 +12,17 @@ from typing import Any
 from dspark_convert import __version__
 from dspark_convert.checkpoint.files import open_regular, read_limited, read_range
 from dspark_convert.checkpoint.folder import StoredTensor, open_checkpoint
-from dspark_convert.checkpoint.names import shown_name
+from dspark_convert.checkpoint.names import CONFIG_FILE, INDEX_FILE, shown_name
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES, SideFile
 from dspark_convert.checkpoint.staging import staged_folder
 from dspark_convert.checkpoint.transfer import ranges_equal
 from dspark_convert.conversion.assembled import Assembled
 from dspark_convert.conversion.manifest import MANIFEST_FILE, read_manifest, validate_file
 from dspark_convert.conversion.plan import Conversion
-from dspark_convert.conversion.weights import INDEX_FILE, OutputWeights, Piece
+from dspark_convert.conversion.weights import OutputWeights, Piece
 from dspark_convert.conversion.write_weights import WeightDigests, write_weights
 from dspark_convert.errors import Finding, Findings, OutputError
 from dspark_convert.schemas.plan import ConversionManifest, OutputFile, SourceIdentity
-
-CONFIG_FILE = "config.json"
 
 _SMALL_FILES_BYTES = 64 << 10
 """Room for config, index and manifest, apart from the tensors that they list."""

@@ -5,6 +5,7 @@ Source: speculators 0.9.0, ``models/dflash/core.py``.
 
 from __future__ import annotations
 
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.conversion.history import UNUSABLE, Origin
 from dspark_convert.conversion.rendering import (
     Rendering,
@@ -14,7 +15,6 @@ from dspark_convert.conversion.rendering import (
 )
 from dspark_convert.conversion.verifier import Verifier
 from dspark_convert.errors import Findings
-from dspark_convert.formats.detect import CONFIG
 from dspark_convert.formats.dialects import SPECULATORS
 from dspark_convert.formats.dialects.speculators import USE
 from dspark_convert.formats.read import DraftSource
@@ -72,7 +72,7 @@ def speculators_rendering(
         "no manifest says what this draft was in speculators: its library version, the details of "
         "its proposal method and keys that were null are unknown; the method is written as greedy "
         f"with {config.num_speculative_tokens} tokens",
-        file=CONFIG,
+        file=CONFIG_FILE,
         key=USE,
     )
     return rendering
@@ -82,7 +82,7 @@ def _refuse(key: str, message: str, expected: object, found: object, findings: F
     findings.error(
         "not-expressible",
         message,
-        file=CONFIG,
+        file=CONFIG_FILE,
         key=key,
         expected=expected,
         found=found,

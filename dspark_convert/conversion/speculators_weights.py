@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dspark_convert.checkpoint.dtypes import DTYPES
 from dspark_convert.checkpoint.folder import StoredTensor, read_bytes
 from dspark_convert.checkpoint.transfer import same_tensor
 from dspark_convert.conversion.weights import Piece, stored_piece
@@ -29,8 +30,6 @@ from dspark_convert.formats.vocabulary import MAX_TABLE_BYTES, VocabularyTable
 
 LeftOut = dict[str, str]
 """Canonical names of the source's tensors that the result does not store, and why."""
-
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def speculators_pieces(source: DraftSource, left_out: LeftOut) -> list[Piece]:
@@ -177,7 +176,7 @@ def _zero_bias(source: DraftSource) -> list[Piece]:
             name=CONFIDENCE_BIAS,
             dtype=weight.dtype,
             shape=(1,),
-            content=bytes(_ITEM_BYTES[weight.dtype]),
+            content=bytes(DTYPES[weight.dtype].nbytes),
             action="added",
             reason="zero, as its absence means; speculators would initialise it at random",
             source=None,

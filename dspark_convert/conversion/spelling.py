@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from dspark_convert.checkpoint.dtypes import DTYPES
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.transfer import same_tensor
 from dspark_convert.conversion.keys import ConvertedKeys
@@ -86,13 +87,12 @@ def _renamed(engine: Engine, piece: Piece) -> Piece:
 
 
 def _zeros(engine: Engine, name: str, shape: tuple[int, ...], weight: Piece) -> Piece:
-    size = {"F32": 4, "F16": 2, "BF16": 2}[weight.dtype]
     (count,) = shape
     return Piece(
         name=name,
         dtype=weight.dtype,
         shape=shape,
-        content=bytes(size * count),
+        content=bytes(DTYPES[weight.dtype].nbytes * count),
         action="added",
         reason=f"zero, as its absence means; {engine.name} would leave it uninitialised",
         source=None,

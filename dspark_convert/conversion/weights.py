@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
+from dspark_convert.checkpoint.dtypes import FLOATS
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.header import TensorEntry, layout_entries, render_header
+from dspark_convert.checkpoint.names import SINGLE_FILE
 from dspark_convert.conversion.assembled import Assembled
 from dspark_convert.errors import Findings
-from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.target import TargetWeights
 from dspark_convert.formats.tensors import (
@@ -21,8 +22,6 @@ from dspark_convert.formats.tensors import (
 )
 from dspark_convert.schemas.plan import TensorAction, TensorStep
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 NOTHING_LEFT_OUT: Mapping[str, str] = {}
 
 

@@ -19,13 +19,14 @@ from dspark_convert.formats.read import DraftSource, read_checkpoint
 from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, STORED_TABLE
 from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.load import load_source, read_weight
 from dspark_convert.runtime.load_target import load_target
 from dspark_convert.runtime.machine import Machine
 from dspark_convert.schemas.diagnosis import HypothesisResult, StaticId
 from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.traces.generate import TextInput, require_known
-from dspark_convert.traces.plan import DTYPES, Pair, run_dtype
+from dspark_convert.traces.plan import Pair, run_dtype
 from dspark_convert.traces.prompts import encode_prompts, read_prompts
 from dspark_convert.traces.record import TargetRunOptions, plan_header, run_texts
 from dspark_convert.traces.target_head import load_final_norm
@@ -280,7 +281,7 @@ def _run(
     target = load_target(
         options.target,
         device=options.machine.torch_device(),
-        dtype=DTYPES[run_dtype(options.machine, weights)],
+        dtype=FLOAT_DTYPES[run_dtype(options.machine, weights)],
         trust_remote_code=options.machine.trust_remote_code,
     )
     texts: list[TraceSequence] = []

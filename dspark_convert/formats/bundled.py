@@ -19,9 +19,10 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from dspark_convert.checkpoint.folder import CONFIG_FILE, StoredTensor
+from dspark_convert.checkpoint.dtypes import FLOATS
+from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import Findings
-from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.schemas.bundled import BundledConfig, BundledDraft
 
 BUNDLED = "deepseek-v4"

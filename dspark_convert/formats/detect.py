@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import DialectError, Finding
 from dspark_convert.formats.decoders import DEFAULT_DECODER, find_decoder
 from dspark_convert.formats.dialects import DIALECTS, Dialect
@@ -16,8 +17,6 @@ from dspark_convert.formats.unsupported import (
     refuse_unsupported,
     unsupported_dialect,
 )
-
-CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def _unknown(config: Mapping[str, Any]) -> DialectError:
         Finding(
             code="unknown-dialect",
             message="nothing in the config says that this is a DSpark draft",
-            file=CONFIG,
+            file=CONFIG_FILE,
             found=f"architectures {config.get('architectures')!r}",
             expected=one_of(marks),
             hint="give the folder of the draft, not of the target model",

@@ -14,9 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dspark_convert.checkpoint.dtypes import float_name
 from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import Findings
-from dspark_convert.formats.detect import CONFIG
 from dspark_convert.formats.dialects import Dialect
 from dspark_convert.formats.rules import (
     UNKNOWN,
@@ -31,8 +32,6 @@ from dspark_convert.formats.rules import (
 )
 from dspark_convert.formats.tensors import CONFIDENCE_WEIGHT, MARKOV_W1
 from dspark_convert.schemas.draft import MAX_LAYERS, DraftConfig, Layout
-
-DTYPE_NAMES: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 _HEAD_FIELDS = (
     "markov_rank",
@@ -68,7 +67,9 @@ def parse_config(
         None is returned if they leave a field undecided. layout: overrides whatever the config
         says.
     """
-    readings = {rule.field: read_field(rule, document, CONFIG, findings) for rule in dialect.rules}
+    readings = {
+        rule.field: read_field(rule, document, CONFIG_FILE, findings) for rule in dialect.rules
+    }
     values: dict[str, Any] = {name: reading.value for name, reading in readings.items()}
     layout_value, layout_evidence = _layout(values, document, dialect, findings, layout)
     _fill_from_tensors(values, dialect.body.fc, tensors, findings)
@@ -162,14 +163,14 @@ def _fill_from_tensors(
     """Heads and dtype about which the config is silent: the tensors are the evidence."""
     stored = heads_in(tensors, values["hidden_size"], values["vocab_size"])
     backbone = tensors.get(fc)
-    stored["dtype"] = DTYPE_NAMES.get(backbone.dtype if backbone else "", "bfloat16")
+    stored["dtype"] = (backbone and float_name(backbone.dtype)) or "bfloat16"
     for name in (*_HEAD_FIELDS, "dtype"):
         if values[name] is None:
             values[name] = stored[name]
             findings.note(
                 "key-inferred",
                 f"{name} is not given; the stored tensors say {stored[name]!r}",
-                file=CONFIG,
+                file=CONFIG_FILE,
                 key=name,
             )
 
@@ -181,7 +182,7 @@ def _join_decoder(values: dict[str, Any], findings: Findings) -> None:
         findings.error(
             "sliding-window-missing",
             "layers slide but no window size is given",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key="sliding_window",
             hint="give --set sliding_window=N",
         )
@@ -190,7 +191,7 @@ def _join_decoder(values: dict[str, Any], findings: Findings) -> None:
             "sliding-window-switched-off",
             "layer_types says that layers slide, but use_sliding_window is not true; loaders of "
             "the source drop the window, the result keeps it",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key="use_sliding_window",
         )
     _join_causality(values, slides, findings)
@@ -214,7 +215,7 @@ def _join_layer_types(values: dict[str, Any], findings: Findings) -> bool:
             findings.error(
                 "key-missing",
                 "use_sliding_window is true but layer_types does not say which layers slide",
-                file=CONFIG,
+                file=CONFIG_FILE,
                 key="layer_types",
                 hint="give --set 'layer_types=[\"sliding_attention\", ...]', one per layer",
             )
@@ -222,7 +223,7 @@ def _join_layer_types(values: dict[str, Any], findings: Findings) -> bool:
         findings.error(
             "config-invalid",
             "layer_types must have one entry per layer",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key="layer_types",
             expected=f"{depth} entries",
             found=f"{len(given)} entries",
@@ -242,7 +243,7 @@ def _join_causality(values: dict[str, Any], slides: bool, findings: Findings) ->
             "default-used",
             "nothing says whether sliding layers are causal inside the block; in speculators, vLLM "
             "and SGLang they are by default",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key="sliding_window_non_causal",
         )
     values["sliding_window_non_causal"] = bool(non_causal) and slides
@@ -272,19 +273,21 @@ def _layout(
         return layout, "declared in the config"
     if suggested is not None:
         evidence = f"inferred: {tokens} speculative tokens in a block of {block}"
-        findings.note("layout-inferred", f"the layout is not declared; {evidence}", file=CONFIG)
+        findings.note(
+            "layout-inferred", f"the layout is not declared; {evidence}", file=CONFIG_FILE
+        )
         return suggested, evidence
     if dialect.undeclared_layout is not None:
         evidence = f"by convention: {dialect.undeclared_layout}"
         findings.note(
-            "layout-by-convention", f"the layout is not declared; {evidence}", file=CONFIG
+            "layout-by-convention", f"the layout is not declared; {evidence}", file=CONFIG_FILE
         )
         return Layout.ANCHOR_FIRST, evidence
     findings.error(
         "layout-undeclared",
         "neither sample_from_anchor nor the proposal methods say which layout this draft has; "
         "readers disagree about the default, and with the wrong one almost nothing is accepted",
-        file=CONFIG,
+        file=CONFIG_FILE,
         key="sample_from_anchor",
         found=f"block_size {block}, speculative_tokens {tokens}",
         hint="ask who trained it and give --layout anchor-first or --layout bonus-anchor "
@@ -307,7 +310,7 @@ def _report_layout_conflict(
     findings.error(
         "layout-conflict",
         "the declared layout and the number of speculative tokens contradict each other",
-        file=CONFIG,
+        file=CONFIG_FILE,
         key="sample_from_anchor",
         expected=f"{block if declared else block - 1} speculative tokens for {layout.value}",
         found=f"{tokens} with block_size {block}",
@@ -322,7 +325,7 @@ def _report_invalid(error: ValidationError, dialect: Dialect, findings: Findings
         findings.error(
             "config-invalid",
             problem["msg"],
-            file=CONFIG,
+            file=CONFIG_FILE,
             key=dotted(rule.places[0].path) if rule else name,
             found=repr(problem["input"]),
             hint=", or give ".join(

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dspark_convert.checkpoint.folder import CONFIG_FILE, StoredTensor
+from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import Findings
 from dspark_convert.formats.decoders.base import TensorSpec
 from dspark_convert.formats.rules import KeyPath, dotted, lookup

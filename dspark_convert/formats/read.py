@@ -8,15 +8,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from dspark_convert.checkpoint.folder import (
-    CONFIG_FILE,
-    Checkpoint,
-    StoredTensor,
-    open_checkpoint,
-)
+from dspark_convert.checkpoint.folder import Checkpoint, StoredTensor, open_checkpoint
 from dspark_convert.checkpoint.jsonfile import read_json
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import CheckpointError, DraftError, DSparkError, Findings
-from dspark_convert.formats.detect import CONFIG, Detection, detect
+from dspark_convert.formats.detect import Detection, detect
 from dspark_convert.formats.dialects import Dialect
 from dspark_convert.formats.dialects.shared import LAYER_IDS, PLAIN_LAYER_IDS
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides, apply_overrides
@@ -236,7 +232,7 @@ def _types_right(document: Document, dialect: Dialect, findings: Findings) -> bo
             findings.error(
                 "config-invalid",
                 problem["msg"],
-                file=CONFIG,
+                file=CONFIG_FILE,
                 key=".".join(str(part) for part in problem["loc"]),
                 found=repr(problem["input"])[:120],
                 hint=_type_hint(problem["loc"], dialect),

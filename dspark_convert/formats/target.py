@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dspark_convert.checkpoint.folder import Checkpoint, StoredTensor, open_checkpoint
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import DraftError, Finding, Findings
-from dspark_convert.formats.detect import CONFIG
 from dspark_convert.formats.dialects.shared import LAYER_COUNTING, PLAIN_LAYER_IDS
 from dspark_convert.formats.rules import Place, dotted
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
@@ -109,7 +109,7 @@ def validate_depth(draft: DraftConfig, depth: int, findings: Findings, layer_ids
         findings.error(
             "layer-ids-invalid",
             "the draft reads layers that the target does not have",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key=dotted(layer_ids.path),
             expected=" .. ".join(str(bound) for bound in layer_ids.write([-1, depth - 1])),
             found=layer_ids.write(beyond),
@@ -126,7 +126,7 @@ def _text_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
             Finding(
                 code="target-config-invalid",
                 message="the target's config gives no hidden_size",
-                file=CONFIG,
+                file=CONFIG_FILE,
                 key="hidden_size",
                 hint="give the folder of a causal language model",
             )
@@ -150,7 +150,7 @@ def _mismatch(code: str, key: str, wanted: object, found: object, findings: Find
     findings.error(
         code,
         "draft and target do not fit together",
-        file=CONFIG,
+        file=CONFIG_FILE,
         key=key,
         expected=f"{wanted}, as the draft requires",
         found=f"{found} in the target",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dspark_convert.checkpoint.folder import CONFIG_FILE
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import DialectError, Finding
 from dspark_convert.formats.bundled import BUNDLED
 from dspark_convert.formats.decoders import DECODERS

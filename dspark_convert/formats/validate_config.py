@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from dspark_convert.checkpoint.folder import CONFIG_FILE
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import Findings
 from dspark_convert.formats.decoders import DECODERS
 from dspark_convert.formats.dialects import Dialect

@@ -7,11 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
+from dspark_convert.checkpoint.dtypes import FLOATS
 from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import Findings
 from dspark_convert.formats.decoders import decoder_of
-from dspark_convert.formats.decoders.base import FLOATS, TensorSpec
-from dspark_convert.formats.detect import CONFIG
+from dspark_convert.formats.decoders.base import TensorSpec
 from dspark_convert.formats.dialects.shared import LAYER_COUNTING, PLAIN_LAYER_IDS
 from dspark_convert.formats.parse import heads_in
 from dspark_convert.formats.quantisation import Scheme
@@ -93,7 +94,7 @@ def _validate_heads(
         findings.error(
             "head-flag-mismatch",
             f"the config and the stored tensors disagree about {name}",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key=name,
             expected=f"{stored[name]!r}, as the tensors say",
             found=f"{declared[name]!r}",
@@ -104,7 +105,7 @@ def _validate_heads(
         findings.error(
             "head-flag-mismatch",
             "the confidence head needs the Markov embedding, but markov_rank is 0",
-            file=CONFIG,
+            file=CONFIG_FILE,
             key="confidence_head_with_markov",
             hint="give --set confidence_head_with_markov=false",
         )
@@ -131,7 +132,7 @@ def _validate_layers(
             findings.error(
                 code,
                 f"the config and the stored tensors disagree about {name}",
-                file=CONFIG,
+                file=CONFIG_FILE,
                 key=name,
                 expected=f"{stored[name]!r}, as the tensors say",
                 found=repr(getattr(config, name)),

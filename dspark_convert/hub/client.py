@@ -25,8 +25,7 @@ from huggingface_hub.utils import (
 )
 
 from dspark_convert import __version__
-from dspark_convert.checkpoint.folder import CONFIG_FILE
-from dspark_convert.checkpoint.names import is_commit
+from dspark_convert.checkpoint.names import CONFIG_FILE, is_commit
 from dspark_convert.errors import CheckpointError, Finding, Findings, OnFinding
 from dspark_convert.hub.answers import Repository, ask_repository
 from dspark_convert.hub.cached import check_cached, check_snapshot

@@ -20,9 +20,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
 from dspark_convert import __version__
-from dspark_convert.checkpoint.folder import CONFIG_FILE
 from dspark_convert.checkpoint.header import MAX_HEADER_BYTES, read_header
-from dspark_convert.checkpoint.shards import INDEX_FILE
+from dspark_convert.checkpoint.names import CONFIG_FILE, INDEX_FILE
 from dspark_convert.errors import CheckpointError, Finding, OnFinding, OutputError
 from dspark_convert.hub.answers import Repository
 from dspark_convert.hub.client import download

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark_convert.checkpoint.files import read_limited
-from dspark_convert.checkpoint.folder import CONFIG_FILE
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES
 from dspark_convert.conversion.engine_report import report_engines
 from dspark_convert.conversion.inspection import check_draft, inspect_draft

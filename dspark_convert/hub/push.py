@@ -16,7 +16,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from dspark_convert.checkpoint.files import hash_range, open_regular, read_limited
 from dspark_convert.checkpoint.interrupts import SignalGuard
-from dspark_convert.checkpoint.shards import INDEX_FILE
+from dspark_convert.checkpoint.names import INDEX_FILE
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES
 from dspark_convert.errors import DSparkError, Finding, OnFinding, OutputError
 from dspark_convert.hub.answers import RemoteFile, Repository, ask_repository, require_commit

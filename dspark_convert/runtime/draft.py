@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import DraftError, Finding
 from dspark_convert.runtime import propose
 from dspark_convert.runtime.attention import (
@@ -210,7 +211,7 @@ def _activation(name: str) -> nn.Module:
             Finding(
                 code="activation-unsupported",
                 message="transformers has no activation function of this name",
-                file="config.json",
+                file=CONFIG_FILE,
                 key="hidden_act",
                 found=name,
                 hint="Qwen3-style drafts use silu",

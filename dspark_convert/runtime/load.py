@@ -17,8 +17,8 @@ from dspark_convert.formats.read import DraftSource, read_draft_with_notes
 from dspark_convert.formats.target import TargetWeights, find_target_weights
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _BORROWED = (EMBEDDING, LM_HEAD)
 _CONFIDENCE_BIAS = "confidence_head.proj.bias"
 _COMPARED_ROWS = 8192
@@ -87,7 +87,7 @@ def load_source(
     stand_ins = stand_ins or {}
     stored = _locate(shapes, source, target, stand_ins, findings)
     findings.raise_errors(DraftError)
-    dtype, device = dtype or _DTYPES[source.config.dtype], torch.device(device)
+    dtype, device = dtype or FLOAT_DTYPES[source.config.dtype], torch.device(device)
     weights: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         weights[name] = torch.zeros(shape, dtype=dtype, device=device)

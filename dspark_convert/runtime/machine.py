@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from dspark_convert.errors import Finding, UsageError
-
-DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +56,11 @@ class Machine:
 
         Raises ``UsageError`` (``dtype-unknown``).
         """
-        if self.dtype != "auto" and self.dtype not in DTYPES:
-            expected = f"auto, {', '.join(DTYPES)}"
+        dtype = next((known for name, known in FLOAT_DTYPES.items() if name == self.dtype), None)
+        if self.dtype != "auto" and dtype is None:
+            expected = f"auto, {', '.join(FLOAT_DTYPES)}"
             raise unusable_option("dtype-unknown", "--dtype", self.dtype, expected)
-        return DTYPES.get(self.dtype)
+        return dtype
 
 
 def unusable_option(code: str, option: str, found: str, expected: str) -> UsageError:

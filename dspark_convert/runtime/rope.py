@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import DraftError, Finding
 from dspark_convert.schemas.draft import DraftConfig
 
@@ -59,7 +60,7 @@ def _initialise(config: DraftConfig) -> tuple[Tensor, float]:
             Finding(
                 code="rope-type-unsupported",
                 message="the runtime does not implement this type of RoPE",
-                file="config.json",
+                file=CONFIG_FILE,
                 key="rope_parameters.rope_type",
                 expected=", ".join(ROPE_TYPES),
                 found=str(rope_type),
@@ -75,7 +76,7 @@ def _initialise(config: DraftConfig) -> tuple[Tensor, float]:
             Finding(
                 code="rope-parameters-invalid",
                 message=f"transformers cannot initialise this rotary embedding: {error}",
-                file="config.json",
+                file=CONFIG_FILE,
                 key="rope_parameters",
                 found=str(config.rope_parameters),
                 hint="compare rope_parameters with those of the target's config.json",

@@ -1,11 +1,15 @@
-"""The two kinds of document: those of others, and ours."""
+"""The two kinds of document, those of others and ours, and the words that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo
 from pydantic_core import PydanticKnownError
+
+FloatName = Literal["float32", "float16", "bfloat16"]
+"""The float types of drafts, targets and traces."""
 
 
 class SourceDocument(BaseModel):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from dspark_convert.schemas.base import OwnDocument
+from dspark_convert.schemas.base import FloatName, OwnDocument
 
 MarkovHeadType = Literal["vanilla", "gated", "rnn"]
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -88,7 +88,7 @@ class DraftConfig(OwnDocument):
     num_anchors: PositiveInt | None = Field(
         default=None, description="anchors per training text; null: not known; only DeepSpec asks"
     )
-    dtype: Literal["float32", "float16", "bfloat16"] = Field(description="that of most weights")
+    dtype: FloatName = Field(description="that of most weights")
 
     @property
     def num_speculative_tokens(self) -> int:

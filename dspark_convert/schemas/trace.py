@@ -6,14 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from dspark_convert.schemas.base import OwnDocument
+from dspark_convert.schemas.base import FloatName, OwnDocument
 from dspark_convert.schemas.draft import MAX_LAYERS
 from dspark_convert.schemas.identity import WeightsIdentity
 
 MAX_SEQUENCES = 50_000
 """The most texts in one file: with more, no safetensors loader would read its header."""
 
-FeatureDtype = Literal["float32", "float16", "bfloat16"]
 TextOrigin = Literal["target", "given"]
 LayerId = Annotated[int, Field(ge=-1, lt=MAX_LAYERS)]
 
@@ -83,7 +82,7 @@ class TraceHeader(OwnDocument):
     layer_ids: tuple[LayerId, ...] = Field(
         min_length=1, description="ascending; -1: embedding output, k: output of decoder layer k"
     )
-    feature_dtype: FeatureDtype
+    feature_dtype: FloatName
     has_log_probs: bool = Field(description="log p of every emitted token at `sampling`")
     has_argmax: bool = Field(description="the target's choice and the gap to its second choice")
     top_log_probs: NonNegativeInt = Field(description="K largest log p per position; 0: none")

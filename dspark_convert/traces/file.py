@@ -5,7 +5,7 @@ Shapes: T tokens of a text, P of its prompt, K largest probabilities, L layers, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,21 +14,14 @@ from typing import Any
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
+from dspark_convert.checkpoint.dtypes import FLOAT_CODES, FLOATS
 from dspark_convert.checkpoint.header import TensorEntry, read_header
 from dspark_convert.checkpoint.jsonfile import parse_json
 from dspark_convert.errors import CheckpointError, Finding, Findings, TraceError
-from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
-from dspark_convert.schemas.trace import FeatureDtype, TraceHeader, TraceSequenceEntry
+from dspark_convert.schemas.trace import TraceHeader, TraceSequenceEntry
 
 METADATA_KEY = "dspark_trace"
-
-STORED_DTYPES: Mapping[FeatureDtype, str] = {
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-}
-"""The name that safetensors gives a dtype."""
 
 RECORD_AGAIN = "record the trace again, or copy it again"
 
@@ -105,7 +98,7 @@ def sequence_tensors(
     generated, largest = length - entry.first_generated, header.top_log_probs
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         "token_ids": ("I64", (length,)),
-        "features": (STORED_DTYPES[header.feature_dtype], (length, layers, hidden)),
+        "features": (FLOAT_CODES[header.feature_dtype], (length, layers, hidden)),
     }
     if header.has_log_probs:
         tensors["log_probs"] = ("F32", (generated,))

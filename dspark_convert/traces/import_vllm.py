@@ -19,11 +19,11 @@ from torch import Tensor
 from dspark_convert import __version__
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
+from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.sampling import option_out_of_range
 from dspark_convert.schemas.trace import TraceHeader, TraceSampling, TraceSequenceEntry
 from dspark_convert.traces.file import trace_error
 from dspark_convert.traces.plan import (
-    DTYPES,
     Pair,
     choose_layers,
     choose_stop_token_ids,
@@ -243,7 +243,7 @@ def _read_sequences(
 ) -> Iterator[TraceSequence]:
     head = None
     if plan.has_argmax:
-        head = load_target_head(pair.target, DTYPES[plan.feature_dtype])
+        head = load_target_head(pair.target, FLOAT_DTYPES[plan.feature_dtype])
     for extract, entry in zip(extracts, plan.sequences, strict=True):
         yield _read_sequence(extract, entry, plan.layer_ids, head)
 

@@ -8,31 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
+from dspark_convert.checkpoint.dtypes import FLOAT_NAMES, FLOATS, float_name
 from dspark_convert.checkpoint.files import read_limited
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.checkpoint.names import display_name, repository_of
 from dspark_convert.errors import DraftError, Finding, Findings, TraceError, UsageError
-from dspark_convert.formats.decoders.base import FLOATS
 from dspark_convert.formats.identity import identify_weights
 from dspark_convert.formats.read import DraftSource, read_draft
 from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, expected_tensors
+from dspark_convert.runtime.dtypes import float_name_of
 from dspark_convert.runtime.machine import Machine
+from dspark_convert.schemas.base import FloatName
 from dspark_convert.schemas.draft import MAX_LAYERS
-from dspark_convert.schemas.trace import FeatureDtype, TraceTarget
+from dspark_convert.schemas.trace import TraceTarget
 from dspark_convert.traces.file import trace_error
 
 Layers = tuple[int, ...] | Literal["all"] | None
 """Layer ids, all of them, or those of the draft."""
-
-DTYPES: Mapping[FeatureDtype, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
 
 _MAX_TOKENIZER_BYTES = 500_000_000
 
@@ -110,26 +104,23 @@ def identify_target(weights: TargetWeights, dtype: str) -> TraceTarget:
     )
 
 
-def stored_dtype(weights: TargetWeights) -> FeatureDtype:
+def stored_dtype(weights: TargetWeights) -> FloatName:
     """The dtype in which transformers loads the target if none is given."""
     config = weights.config
     named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-    by_tensor: dict[str, FeatureDtype] = {"F16": "float16", "BF16": "bfloat16"}
     return next(
-        (dtype for dtype in DTYPES if dtype == named),
-        by_tensor.get(weights.embed_tokens.dtype, "float32"),
+        (name for name in FLOAT_NAMES if name == named),
+        float_name(weights.embed_tokens.dtype) or "float32",
     )
 
 
-def run_dtype(machine: Machine, weights: TargetWeights) -> FeatureDtype:
+def run_dtype(machine: Machine, weights: TargetWeights) -> FloatName:
     """The dtype that the target runs in.
 
     Raises ``UsageError`` (``dtype-unknown``).
     """
     asked = machine.torch_dtype()
-    if asked is None:
-        return stored_dtype(weights)
-    return next(name for name, known in DTYPES.items() if known == asked)
+    return stored_dtype(weights) if asked is None else float_name_of(asked)
 
 
 def choose_stop_token_ids(asked: frozenset[int] | None, weights: TargetWeights) -> frozenset[int]:

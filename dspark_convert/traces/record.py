@@ -12,6 +12,7 @@ import torch
 from dspark_convert import __version__
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
+from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.load_target import load_target
 from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.sampling import SamplingOptions, option_out_of_range
@@ -30,7 +31,6 @@ from dspark_convert.traces.generate import (
     sample_texts,
 )
 from dspark_convert.traces.plan import (
-    DTYPES,
     Layers,
     Pair,
     choose_layers,
@@ -138,7 +138,7 @@ def record(
         target = load_target(
             options.target,
             device=options.machine.torch_device(),
-            dtype=DTYPES[run_dtype(options.machine, pair.target)],
+            dtype=FLOAT_DTYPES[run_dtype(options.machine, pair.target)],
             trust_remote_code=options.machine.trust_remote_code,
         )
         for sequence in run_texts(target, texts, plan, options):
@@ -188,7 +188,7 @@ def run_texts(
         sampling=options.sampling,
         stop_token_ids=frozenset(plan.stop_token_ids),
         top_log_probs=plan.top_log_probs,
-        feature_dtype=DTYPES[plan.feature_dtype],
+        feature_dtype=FLOAT_DTYPES[plan.feature_dtype],
     )
     if plan.text_origin == "given":
         return read_texts(target, texts, settings)

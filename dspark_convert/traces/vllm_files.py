@@ -16,13 +16,15 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from dspark_convert.checkpoint.dtypes import float_name
 from dspark_convert.checkpoint.files import open_regular, read_limited
 from dspark_convert.checkpoint.header import read_header
 from dspark_convert.checkpoint.jsonfile import parse_json
 from dspark_convert.errors import TraceError
 from dspark_convert.runtime.sampling import option_out_of_range
-from dspark_convert.schemas.trace import MAX_SEQUENCES, FeatureDtype
-from dspark_convert.traces.file import STORED_DTYPES, trace_error
+from dspark_convert.schemas.base import FloatName
+from dspark_convert.schemas.trace import MAX_SEQUENCES
+from dspark_convert.traces.file import trace_error
 from dspark_convert.traces.generate import cut_response
 
 HIDDEN_STATES, TOKEN_IDS = "hidden_states", "token_ids"
@@ -47,7 +49,7 @@ class Extract:
     """One file: checked, its prompt length known, its response cut at a stop token."""
 
     path: Path
-    dtype: FeatureDtype
+    dtype: FloatName
     prompt_length: int
     response: tuple[int, ...]
     stopped: bool
@@ -165,7 +167,7 @@ def _require_written(path: Path) -> None:
             ) from None
 
 
-def _check_tensors(path: Path, spec: ExtractSpec) -> tuple[FeatureDtype, int]:
+def _check_tensors(path: Path, spec: ExtractSpec) -> tuple[FloatName, int]:
     """The dtype of the features, and T."""
     entries = {entry.name: entry for entry in read_header(path).entries}
     if entries.keys() != {HIDDEN_STATES, TOKEN_IDS}:
@@ -173,7 +175,7 @@ def _check_tensors(path: Path, spec: ExtractSpec) -> tuple[FeatureDtype, int]:
         raise _invalid(path.name, None, f"the tensors {HIDDEN_STATES} and {TOKEN_IDS}", found)
     states, ids = entries[HIDDEN_STATES], entries[TOKEN_IDS]
     total = states.shape[0] if states.shape else 0
-    dtype = next((name for name, known in STORED_DTYPES.items() if known == states.dtype), None)
+    dtype = float_name(states.dtype)
     if dtype is None or states.shape != (total, spec.num_layers, spec.hidden_size):
         expected = f"a float dtype [T, {spec.num_layers} layers, {spec.hidden_size}]"
         raise _invalid(path.name, HIDDEN_STATES, expected, f"{states.dtype} {list(states.shape)}")

@@ -35,6 +35,7 @@ from dspark_convert.checkpoint.placement import (
 from dspark_convert.checkpoint.staged_file import staged_file
 from dspark_convert.checkpoint.transfer import copy_range, write_at
 from dspark_convert.errors import DSparkError, Finding, OutputError
+from dspark_convert.runtime.dtypes import torch_dtype
 from dspark_convert.schemas.trace import TraceHeader, TraceSequenceEntry
 from dspark_convert.traces.file import (
     METADATA_KEY,
@@ -44,14 +45,6 @@ from dspark_convert.traces.file import (
     sequence_tensors,
 )
 from dspark_convert.traces.trace import TraceSequence
-
-_TORCH_DTYPES = {
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
 
 
 def trace_nbytes(header: TraceHeader, borrowed: Mapping[str, StoredTensor]) -> int:
@@ -138,7 +131,7 @@ class TraceWriter:
         for name, (dtype, shape) in sorted(sequence_tensors(self._plan, entry).items()):
             tensor: Tensor = getattr(sequence, name)
             assert tuple(tensor.shape) == shape, f"{name}: {tuple(tensor.shape)}, not {shape}"
-            stored = tensor.to(_TORCH_DTYPES[dtype]).contiguous().flatten()
+            stored = tensor.to(torch_dtype(dtype)).contiguous().flatten()
             lane = self._lane(prefix + name, dtype, shape)
             lane.data.write(stored.view(torch.uint8).numpy().data)
             lane.nbytes += stored.nbytes

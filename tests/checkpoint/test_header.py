@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize, serialize
 
 from dspark_convert.checkpoint import header as header_module
+from dspark_convert.checkpoint.dtypes import DTYPES
 from dspark_convert.checkpoint.header import (
-    DTYPE_BITS,
     MAX_HEADER_BYTES,
     Header,
     layout_entries,
@@ -55,7 +55,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
     lambda name: name != "__metadata__"
 )
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(lambda dims: (*dims, 4))  # F4, F6: whole bytes
-SPECS = st.dictionaries(NAMES, st.tuples(st.sampled_from(sorted(DTYPE_BITS)), SHAPES), max_size=8)
+SPECS = st.dictionaries(NAMES, st.tuples(st.sampled_from(sorted(DTYPES)), SHAPES), max_size=8)
 METADATA = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), NAMES, max_size=3)
 
 
@@ -72,7 +72,7 @@ def read_raw(path: Path, raw: bytes) -> Header:
 def library_writes(tensors: dict[str, tuple[str, tuple[int, ...]]], metadata=None) -> bytes:
     """The bytes that the safetensors library makes of tensors filled with 0, 1, 2, ..."""
     buffers = {
-        name: np.arange(math.prod(shape) * DTYPE_BITS[dtype] // 8).astype(np.uint8)
+        name: np.arange(math.prod(shape) * DTYPES[dtype].bits // 8).astype(np.uint8)
         for name, (dtype, shape) in tensors.items()
     }
     specs = {
@@ -92,12 +92,12 @@ def test_dtypes_are_those_of_the_library() -> None:
         deserialize(pack({"a": entry("NONE", [1], 0, 1)}))
     listed = str(caught.value).partition("expected one of ")[2].partition(" at line")[0]
     # The order too: the library sorts tensors by it.
-    assert [name.strip("` ") for name in listed.split(",")] == list(DTYPE_BITS)
+    assert [name.strip("` ") for name in listed.split(",")] == list(DTYPES)
 
 
-@pytest.mark.parametrize("dtype", DTYPE_BITS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_library_reads_what_is_rendered(dtype: str) -> None:
-    data = bytes(range(DTYPE_BITS[dtype]))
+    data = bytes(range(DTYPES[dtype].bits))
     raw = render_header(layout_entries([("a", dtype, (2, 4))]), {}) + data
     ((name, info),) = deserialize(raw)
     assert (name, info["dtype"], info["shape"], bytes(info["data"])) == ("a", dtype, [2, 4], data)

@@ -102,10 +102,12 @@ def test_hub_snapshots_may_link_to_their_own_blobs_only(tmp_path: Path) -> None:
     for repository in ("mine", "other"):
         (tmp_path / repository / "blobs").mkdir(parents=True)
         (tmp_path / repository / "blobs" / "hash").write_text("text")
-    snapshot = tmp_path / "mine" / "snapshots" / "revision"
+    snapshot = tmp_path / "mine" / "snapshots" / ("0a" * 20)
     snapshot.mkdir(parents=True)
     (snapshot / "README.md").symlink_to("../../blobs/hash")
     (snapshot / "LICENSE").symlink_to("../../../other/blobs/hash")
     assert reasons(snapshot) == {"LICENSE": "a link that leaves the checkpoint", "README.md": None}
     (tmp_path / "link").symlink_to(snapshot)
     assert reasons(tmp_path / "link") == reasons(snapshot)
+    lookalike = snapshot.rename(snapshot.with_name("main"))
+    assert reasons(lookalike)["README.md"] == "a link that leaves the checkpoint"

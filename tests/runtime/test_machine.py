@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dspark_convert.errors import UsageError
-from dspark_convert.runtime.machine import DTYPES, Machine
+from dspark_convert.runtime.dtypes import FLOAT_DTYPES
+from dspark_convert.runtime.machine import Machine
 
 
 def test_auto_is_a_gpu_where_there_is_one() -> None:
@@ -16,7 +17,7 @@ def test_auto_is_a_gpu_where_there_is_one() -> None:
 
 def test_a_dtype_is_each_checkpoint_s_unless_named() -> None:
     assert Machine().torch_dtype() is None
-    assert {name: Machine(dtype=name).torch_dtype() for name in DTYPES} == DTYPES
+    assert {name: Machine(dtype=name).torch_dtype() for name in FLOAT_DTYPES} == FLOAT_DTYPES
 
 
 @pytest.mark.parametrize("name", ["abacus", "meta", "cpu:1", "cuda:99", ""])

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dspark_convert.checkpoint.dtypes import FLOATS
 from dspark_convert.errors import Findings
 from dspark_convert.formats.rules import FieldRule, KeyPath
 from dspark_convert.schemas.base import OwnDocument
 from dspark_convert.schemas.draft import DraftConfig
 
-FLOATS = frozenset({"F32", "F16", "BF16"})
 INTEGERS = frozenset({"I64"})
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dspark_convert.checkpoint.folder import CONFIG_FILE
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import Findings
 from dspark_convert.formats.decoders.base import Decoder, TensorSpec
 from dspark_convert.formats.rules import FieldRule, KeyPath, Place, places

@@ -115,6 +115,23 @@ def test_a_page_names_targets_and_places_that_there_are(page: Path) -> None:
             assert (ROOT / "dspark_convert" / place[0]).exists(), place[0]
 
 
+def test_every_table_is_where_the_page_says() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tables = dict(re.findall(r"`([A-Z]+)` in `([\w/]+\.py)` \|", text))
+    assert set(tables) == {
+        "CHECKS",
+        "DECODERS",
+        "DIALECTS",
+        "ENGINES",
+        "HYPOTHESES",
+        "SCHEMES",
+        "UNSUPPORTED",
+    }
+    for table, place in tables.items():
+        module = (ROOT / "dspark_convert" / place).read_text(encoding="utf-8")
+        assert re.search(rf"^{table}\b.* = ", module, re.MULTILINE), f"{table} in {place}"
+
+
 @pytest.mark.parametrize("page", ["AGENTS.md", "CONTRIBUTING.md"])
 def test_every_room_is_on_the_map(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

@@ -101,6 +101,7 @@ def test_a_contradiction_is_refused_with_where(
     assert finding.hint
 
 
+@pytest.mark.current  # which token shows it depends on the numbers that PyTorch draws
 def test_the_first_place_is_named() -> None:
     header = make_header()
     sequence = make_sequence(header, header.sequences[0])

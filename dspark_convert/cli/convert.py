@@ -30,6 +30,7 @@ def _program(
         bool,
         typer.Option(
             "--version",
+            "-V",
             help="Print the version and exit.",
             callback=_print_version,
             is_eager=True,

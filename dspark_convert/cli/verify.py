@@ -24,7 +24,9 @@ app = new_program(
 @app.callback(invoke_without_command=True)
 def _program(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", help="Print the version and exit.")
+    ] = False,
 ) -> None:
     if version:
         typer.echo(f"dspark-verify {__version__}")

@@ -197,8 +197,9 @@ def test_schemas_are_printed_listed_and_written(cli: Cli, tmp_path: Path) -> Non
     assert (drifted.code, "refusal.schema.json" in drifted.err) == (1, True)
 
 
-def test_version(cli: Cli) -> None:
-    assert cli("--version").out == f"dspark-convert {__version__}\n"
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(cli: Cli, option: str) -> None:
+    assert cli(option).out == f"dspark-convert {__version__}\n"
 
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

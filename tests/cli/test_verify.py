@@ -14,6 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
+from dspark_convert import __version__
 from dspark_convert.cli.verify import app
 from dspark_convert.schemas.catalog import schema_of
 from tests.conftest import ROOT, Outcome
@@ -58,6 +59,12 @@ RUNS = pytest.mark.parametrize("run", [verify, pytest.param(installed, marks=pyt
 def check(*arguments: object, run: Callable[..., Outcome] = verify) -> Outcome:
     short = ("--max-new-tokens", 40, "--device", "cpu")
     return run("check", DENSE, "--target", VERIFIER, *short, *arguments)
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_of_the_package_is_the_program_s(option: str) -> None:
+    outcome = verify(option)
+    assert (outcome.code, outcome.out) == (0, f"dspark-verify {__version__}\n")
 
 
 def test_exit_0_when_every_check_passes(prompts: Path, tmp_path: Path) -> None:

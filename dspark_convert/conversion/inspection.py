@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from dspark_convert.checkpoint.dtypes import FLOATS
@@ -30,8 +31,7 @@ def inspect_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Inspe
     Raises:
         CheckpointError: not even the config can be read.
     """
-    examination = examine(folder, overrides=overrides)
-    bundled = _read_bundled(examination)
+    examination, bundled = _examine(folder, overrides)
     inspection = describe(folder, examination)
     if bundled is None:
         return inspection
@@ -44,8 +44,7 @@ def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckRe
     Raises:
         CheckpointError: not even the config can be read.
     """
-    examination = examine(folder, overrides=overrides)
-    _read_bundled(examination)
+    examination, _ = _examine(folder, overrides)
     findings = examination.findings
     if examination.source is not None:
         warn_overwritten(examination.source, findings)
@@ -56,13 +55,15 @@ def check_draft(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> CheckRe
     )
 
 
-def _read_bundled(examination: Examination) -> BundledDraft | None:
-    """The draft inside a DeepSeek-V4 target, validated by its own rules and not by a dialect's."""
+def _examine(folder: Path, overrides: Overrides) -> tuple[Examination, BundledDraft | None]:
+    """A draft, or one inside its target, which is validated by its own rules, not a dialect's."""
+    examination = examine(folder, overrides=overrides)
     checkpoint = examination.checkpoint
     if checkpoint is None or not holds_stages(checkpoint.tensors):
-        return None
-    examination.findings = Findings(checkpoint.notes)
-    return read_bundled(checkpoint.config, checkpoint.tensors, examination.findings)
+        return examination, None
+    findings = Findings(checkpoint.notes)
+    bundled = read_bundled(checkpoint.config, checkpoint.tensors, findings)
+    return replace(examination, findings=findings), bundled
 
 
 def describe(folder: Path, examination: Examination) -> Inspection:

@@ -70,7 +70,7 @@ class DraftSource:
         return None if self.table is None else self.table.offsets
 
 
-@dataclass
+@dataclass(frozen=True)
 class Examination:
     """Everything that could be established about a folder, step by step, despite errors.
 
@@ -78,11 +78,13 @@ class Examination:
     """
 
     findings: Findings
-    checkpoint: Checkpoint | None = None
-    detection: Detection | None = None
-    parsed: ParsedConfig | None = None
-    source: DraftSource | None = None
+    checkpoint: Checkpoint | None
+    detection: Detection | None
+    parsed: ParsedConfig | None
+    source: DraftSource | None
     """Set only when there are no errors."""
+    ended_by: DSparkError | None = None
+    """What no further step could follow; its findings are among ``findings``."""
 
     @property
     def config(self) -> DraftConfig | None:
@@ -111,8 +113,9 @@ def read_checkpoint(
     checkpoint: Checkpoint, *, overrides: Overrides = NO_OVERRIDES
 ) -> tuple[DraftSource, Findings]:
     """Like ``read_draft_with_notes``, of a folder that is open already."""
-    examination = Examination(Findings(checkpoint.notes), checkpoint)
-    _read(examination, checkpoint, overrides)
+    examination = _examine(checkpoint, checkpoint.config, overrides, Findings(checkpoint.notes))
+    if examination.ended_by is not None:
+        raise examination.ended_by
     examination.findings.raise_errors(DraftError)
     assert examination.source is not None, "no error, and yet nothing read"
     return examination.source, examination.findings
@@ -124,24 +127,11 @@ def examine(folder: Path, *, overrides: Overrides = NO_OVERRIDES) -> Examination
     Raises:
         CheckpointError: not even ``config.json`` can be read.
     """
-    examination = Examination(Findings())
     try:
-        checkpoint = examination.checkpoint = open_checkpoint(folder)
-        document = checkpoint.config
-        examination.findings.add(*checkpoint.notes)
+        checkpoint = open_checkpoint(folder)
     except CheckpointError as error:
-        checkpoint, document = None, _config_alone(folder, error)
-        examination.findings.add(*error.findings)
-    try:
-        if checkpoint is not None:
-            _read(examination, checkpoint, overrides)
-        else:
-            examination.detection = detect(document, ())
-            _parse(examination, document, {}, overrides)
-            _refuse_quantised(examination.detection, document, {}, examination.findings)
-    except DSparkError as error:
-        examination.findings.add(*error.findings)
-    return examination
+        return _examine(None, _config_alone(folder, error), overrides, Findings(error.findings))
+    return _examine(checkpoint, checkpoint.config, overrides, Findings(checkpoint.notes))
 
 
 def _config_alone(folder: Path, error: CheckpointError) -> Document:
@@ -155,35 +145,51 @@ def _config_alone(folder: Path, error: CheckpointError) -> Document:
     return document
 
 
-def _read(examination: Examination, checkpoint: Checkpoint, overrides: Overrides) -> None:
-    """Every step that needs the headers of the weights; fills ``examination``."""
-    findings = examination.findings
-    detection = examination.detection = detect(checkpoint.config, checkpoint.tensors)
-    named = name_tensors(checkpoint.tensors.values(), findings)
-    _parse(examination, checkpoint.config, named.kept, overrides)
-    quantised = _refuse_quantised(detection, checkpoint.config, named.kept, findings)
-    parsed = examination.parsed
-    if parsed is None:
-        return
-    if not quantised:
-        validate_tensors(
-            parsed.config,
-            named.kept,
-            findings,
-            scheme=detection.scheme,
-            layer_ids=layer_id_place(parsed, detection.dialect, overrides),
-        )
-    table = validate_vocabulary(parsed.config, named, findings, reading=overrides.d2t)
-    if not findings.of("error"):
-        examination.source = DraftSource(
-            checkpoint=checkpoint,
-            detection=detection,
-            document=checkpoint.config,
-            parsed=parsed,
-            named=named,
-            table=table,
-            overrides=overrides,
-        )
+def _examine(
+    checkpoint: Checkpoint | None, document: Document, overrides: Overrides, findings: Findings
+) -> Examination:
+    """Every step in turn; those of the weights only where their headers could be read."""
+    detection, parsed, source, ended_by = None, None, None, None
+    stored = checkpoint.tensors if checkpoint else {}
+    try:
+        detection = detect(document, stored)
+        named = name_tensors(stored.values(), findings)
+        parsed = _parse(detection.dialect, document, named.kept, overrides, findings)
+        quantised = _refuse_quantised(detection, document, named.kept, findings)
+        if checkpoint is not None and parsed is not None:
+            if not quantised:
+                _validate_stored(parsed, detection, named, overrides, findings)
+            table = validate_vocabulary(parsed.config, named, findings, reading=overrides.d2t)
+            if not findings.of("error"):
+                source = DraftSource(
+                    checkpoint=checkpoint,
+                    detection=detection,
+                    document=document,
+                    parsed=parsed,
+                    named=named,
+                    table=table,
+                    overrides=overrides,
+                )
+    except DSparkError as error:
+        findings.add(*error.findings)
+        ended_by = error
+    return Examination(findings, checkpoint, detection, parsed, source, ended_by)
+
+
+def _validate_stored(
+    parsed: ParsedConfig,
+    detection: Detection,
+    named: NamedTensors,
+    overrides: Overrides,
+    findings: Findings,
+) -> None:
+    validate_tensors(
+        parsed.config,
+        named.kept,
+        findings,
+        scheme=detection.scheme,
+        layer_ids=layer_id_place(parsed, detection.dialect, overrides),
+    )
 
 
 def _refuse_quantised(
@@ -198,21 +204,21 @@ def _refuse_quantised(
 
 
 def _parse(
-    examination: Examination,
+    dialect: Dialect,
     document: Document,
     tensors: Mapping[str, StoredTensor],
     overrides: Overrides,
-) -> None:
+    findings: Findings,
+) -> ParsedConfig | None:
     """Parse the config, with the overrides applied."""
-    assert examination.detection is not None, "the dialect comes first"
-    dialect, findings = examination.detection.dialect, examination.findings
     edited = apply_overrides(document, dialect, overrides)
-    if _types_right(edited, dialect, findings):
-        parsed = parse_config(edited, dialect, tensors, findings, layout=overrides.layout)
-        if parsed is not None:
-            layer_ids = layer_id_place(parsed, dialect, overrides)
-            validate_config(parsed.config, edited, dialect, findings, layer_ids=layer_ids)
-        examination.parsed = parsed
+    if not _types_right(edited, dialect, findings):
+        return None
+    parsed = parse_config(edited, dialect, tensors, findings, layout=overrides.layout)
+    if parsed is not None:
+        layer_ids = layer_id_place(parsed, dialect, overrides)
+        validate_config(parsed.config, edited, dialect, findings, layer_ids=layer_ids)
+    return parsed
 
 
 def layer_id_place(parsed: ParsedConfig, dialect: Dialect, overrides: Overrides) -> Place:

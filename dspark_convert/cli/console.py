@@ -1,7 +1,7 @@
-"""The one way out: data to stdout, notes and progress to stderr, nothing interpreted.
+"""The only output sink: data to stdout, notes and progress to stderr, nothing interpreted.
 
-Names and texts come from files that nobody vouches for. They are shown as data: no markup, no
-emoji codes, control characters spelled out, so that a tensor name cannot repaint the terminal.
+Names and texts come from files that nobody vouches for. They are shown as data: no markup, no emoji
+codes, and control characters are escaped, so a tensor name cannot repaint the terminal.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ _SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def literal(text: object, style: str = "") -> Text:
-    """``text`` as it is, with one style; it folds rather than loses characters."""
+    """``text`` as it is, in one style; it wraps rather than losing characters."""
     return Text(visible(text), style=style, overflow="fold")
 
 
 class Sink:
-    """Where a command says things.
+    """Where a command sends its output.
 
     Args:
         as_json: print one JSON document to stdout instead of tables.
-        quiet: only errors reach stderr, and no table reaches stdout.
+        quiet: only errors go to stderr, and no table goes to stdout.
     """
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
         self.quiet = quiet
         if isinstance(sys.stdout, TextIOWrapper):
-            # A name in another script must not end the program where it cannot be encoded.
+            # A name in another script that cannot be encoded must not end the program.
             sys.stdout.reconfigure(errors="backslashreplace")
         self._out = Console(markup=False, emoji=False, highlight=False)
         self._err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
     def data(self, document: Any, *tables: RenderableType) -> None:
-        """The result: ``document`` with ``--json``, else the tables; a text that must not wrap,
-        because it will be copied, goes beyond the width of the terminal."""
+        """The result: ``document`` with ``--json``, otherwise the tables; text that must not wrap,
+        because it will be copied, may exceed the width of the terminal."""
         if self.as_json:
             text = json.dumps(document, indent=2, ensure_ascii=True)
             self._out.print(text, soft_wrap=True)
@@ -81,12 +81,12 @@ class Sink:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether bars make sense: not when quiet, and on a terminal only."""
+        """Whether progress bars make sense: only on a terminal, and not when quiet."""
         return not self.quiet and self._err.is_terminal
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar over ``total`` bytes on a terminal, nothing elsewhere; yields the advancer."""
+        """A bar over ``total`` bytes on a terminal, else nothing; yields its advancer."""
         if not self.shows_progress:
             yield lambda count: None
             return
@@ -103,7 +103,7 @@ class Sink:
 
     @contextmanager
     def steps(self) -> Iterator[Callable[[str, int, int], None]]:
-        """A bar over counted steps on a terminal; yields (what, done, of how many)."""
+        """A bar over counted steps on a terminal; yields a function of (what, done, total)."""
         if not self.shows_progress:
             yield lambda what, done, total: None
             return

@@ -1,6 +1,6 @@
 """``dspark-convert``: inspect, check, convert and publish drafts; print the schemas.
 
-Commands import what they call when they run, so that help and completion start at once.
+Commands import what they call when they run, so that help and completion start immediately.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def to_dense(
         typer.Option(
             "--target",
             metavar="REPO_OR_DIR",
-            help="The target model: fills an absent embedding or head, checks the pair.",
+            help="The target model: fills in a missing embedding or head, and checks the pair.",
         ),
     ] = None,
     written_for: options.WrittenFor = "reference",
@@ -84,16 +84,16 @@ def to_speculators(
         str | None,
         typer.Option(
             metavar="REPO_OR_DIR",
-            help="The target model, which the result names; a folder or hf://OWNER/NAME is "
-            "compared with the draft, OWNER/NAME only recorded. Default: what an earlier "
-            "conversion recorded.",
+            help="The target model that the result names. A folder or hf://OWNER/NAME is compared "
+            "with the draft; OWNER/NAME is only recorded. Default: what an earlier conversion "
+            "recorded.",
         ),
     ] = None,
     keep_verifier_weights: Annotated[
         bool,
         typer.Option(
             "--keep-verifier-weights",
-            help="Store embedding and head, which speculators reads from the verifier.",
+            help="Store the embedding and head that speculators reads from the verifier.",
         ),
     ] = False,
     layout: options.Layout = None,
@@ -107,7 +107,7 @@ def to_speculators(
 ) -> None:
     """Convert a draft to the speculators form.
 
-    After a conversion to dense its manifest restores what dense cannot say.
+    After a conversion to dense, its manifest restores what dense cannot express.
     """
     from dspark_convert.cli.console import Sink
     from dspark_convert.cli.exits import refusals
@@ -134,7 +134,7 @@ def to_speculators(
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Opens what a conversion reads; from the Hub, no more than it will read."""
+    """Opens what a conversion reads; from the Hub, it fetches no more than that."""
 
     sink: Sink
     stack: ExitStack
@@ -230,7 +230,7 @@ def engines(
     settings: options.Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what each serving engine will do with a draft, and the line that starts it."""
+    """Say what each serving engine will do with a draft, and how to start it."""
     from dspark_convert.cli.console import Sink
     from dspark_convert.cli.exits import refusals
     from dspark_convert.cli.views.plan import engines_view
@@ -286,7 +286,9 @@ def schema(
     ] = None,
     verify: Annotated[
         Path | None,
-        typer.Option("--check", metavar="DIR", help="Exit 1 if a folder's schemas are not ours."),
+        typer.Option(
+            "--check", metavar="DIR", help="Exit with 1 if a folder's schemas differ from ours."
+        ),
     ] = None,
 ) -> None:
     """Print the JSON Schema of a document, or write or check all of them."""

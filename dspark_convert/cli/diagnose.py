@@ -1,4 +1,4 @@
-"""The command of ``dspark-verify`` that looks for the cause of bad drafting."""
+"""The command of ``dspark-verify`` that finds out why a draft drafts badly."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def diagnose(
         str | None,
         typer.Option(
             metavar="REPO_OR_DIR",
-            help="With --trace: the target model, for tensors that the draft lacks, and so that "
-            "more can be tried.",
+            help="With --trace: the target model, for tensors that the draft lacks and so that "
+            "more readings can be tried.",
         ),
     ] = None,
     prompts: options.Prompts = None,
@@ -30,7 +30,7 @@ def diagnose(
     draft_sampling: options.DraftSampling = "sample",
     num_speculative_tokens: options.NumSpeculativeTokens = None,
     seed: options.Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="Prompts run together.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Prompts to run together.")] = 8,
     decoder: options.Decoder = "auto",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -38,7 +38,7 @@ def diagnose(
     as_json: options.ReportAsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Find out why a draft is accepted badly: read it in other ways, on the same texts.
+    """Find out why a draft is accepted badly: read it in other ways on the same texts.
 
     Exit code 0: nothing better found; 1: a cause was found; 2: wrong usage; 3: an input was
     refused; 4: undecided.

@@ -1,4 +1,4 @@
-"""From exceptions to words and exit codes; the same for both programs.
+"""From exceptions to messages and exit codes, the same for both programs.
 
 0 done, every check passed; 1 a check failed; 2 wrong usage; 3 the input was refused;
 4 inconclusive. After a signal: 128 + its number.

@@ -14,13 +14,13 @@ def push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The result of a conversion.")],
     repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Where to publish it.")],
     public: Annotated[
-        bool, typer.Option("--public", help="Make a new repository public; default: private.")
+        bool, typer.Option("--public", help="Make a new repository public; the default is private.")
     ] = False,
     create_pr: Annotated[
         bool, typer.Option("--create-pr", help="Propose the files in a pull request.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Commit to a repository that exists already.")
+        bool, typer.Option("--yes", help="Commit to a repository that already exists.")
     ] = False,
     report: Annotated[
         Path | None,
@@ -35,7 +35,7 @@ def push(
 ) -> None:
     """Publish a conversion on the Hub, with a model card, in one commit.
 
-    Its files must be what its manifest says, and pass every static check.
+    Its files must match its manifest and pass every static check.
     """
     from dspark_convert.cli.console import Sink
     from dspark_convert.cli.exits import refusals

@@ -1,4 +1,4 @@
-"""What commands that run models need first: their folders, and transformers silent."""
+"""What commands that run models need first: the folders of the models, and a quiet transformers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dspark_convert.hub.sources import whole_model
 
 @dataclass(frozen=True)
 class ModelFolders:
-    """Where models lie, fetched from the Hub if need be; raises what ``whole_model`` raises."""
+    """The models' folders, fetched from the Hub if need be; raises what ``whole_model`` raises."""
 
     sink: Sink
     trust_remote_code: bool
 
     def find(self, text: str) -> Path:
-        """The folder of a folder's path or of a repository."""
+        """The folder at a path, or of a repository."""
         return whole_model(
             text,
             code=self.trust_remote_code,
@@ -26,15 +26,15 @@ class ModelFolders:
         )
 
     def find_optional(self, text: str | None) -> Path | None:
-        """The folder, or None where none was named."""
+        """The folder, or None if none was named."""
         return None if text is None else self.find(text)
 
 
 def quieten_transformers() -> None:
     """Keep its advice and its progress bars off the terminal.
 
-    Raises ``DependencyError`` where PyTorch or transformers is missing: call it before anything
-    that imports them.
+    Raises ``DependencyError`` if PyTorch or transformers is missing: call it before anything that
+    imports them.
     """
     import dspark_convert.runtime  # noqa: F401
 

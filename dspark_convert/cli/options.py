@@ -1,4 +1,4 @@
-"""Options that several commands share, and what users type for them turned into values.
+"""Options that several commands share, and the parsing of what users type for them.
 
 Imports nothing heavy: both programs declare their commands with it before they know which one runs.
 """
@@ -26,25 +26,24 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="Folder with config.json and safetensors files, or a repository of the Hub: "
-        "OWNER/NAME, hf://OWNER/NAME@REVISION.",
+        help="Folder with config.json and safetensors files, or a Hub repository: OWNER/NAME or hf://OWNER/NAME@REVISION.",
     ),
 ]
 Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to create.")]
 Layout = Annotated[
     Literal["anchor-first", "bonus-anchor"] | None,
-    typer.Option("--layout", help="Overrule what the source says about its block layout."),
+    typer.Option("--layout", help="Override what the source says about its block layout."),
 ]
 TableMeaning = Annotated[
     Literal["offsets", "absolute"] | None,
-    typer.Option("--d2t", help="Read the vocabulary table as this, whatever it looks like."),
+    typer.Option("--d2t", help="Read the vocabulary table this way, whatever it looks like."),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Overrule a config key, for instance mask_token_id=151669. Repeatable.",
+        help="Override a config key, for instance mask_token_id=151669. Repeatable.",
     ),
 ]
 WrittenFor = Annotated[
@@ -59,9 +58,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; write n
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an empty folder or an earlier result.")
 ]
-VerifyBytes = Annotated[
-    bool, typer.Option("--verify-bytes", help="Compare every byte that was copied.")
-]
+VerifyBytes = Annotated[bool, typer.Option("--verify-bytes", help="Compare every copied byte.")]
 
 # Of dspark-verify --------------------------------------------------------------------------------
 
@@ -69,8 +66,7 @@ Draft = Annotated[
     str,
     typer.Argument(
         metavar="DRAFT",
-        help="Folder of the draft, or a repository of the Hub: OWNER/NAME, "
-        "hf://OWNER/NAME@REVISION.",
+        help="Folder of the draft, or a Hub repository: OWNER/NAME or hf://OWNER/NAME@REVISION.",
     ),
 ]
 JudgedDraft = Annotated[
@@ -80,47 +76,49 @@ Target = Annotated[str | None, typer.Option(metavar="REPO_OR_DIR", help="The tar
 TraceFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="A recorded trace, or a folder of them, in place of the target."
+        metavar="FILE", help="A recorded trace, or a folder of traces, in place of the target."
     ),
 ]
 Prompts = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="JSON lines or plain text; a small set is bundled."),
+    typer.Option(metavar="FILE", help="JSON lines or plain text. Default: a small bundled set."),
 ]
 MaxNewTokens = Annotated[
     int | None,
-    typer.Option(help="Tokens to decode after each prompt; 128, or what a trace has."),
+    typer.Option(
+        help="Tokens to decode after each prompt. Default: 128, or the limit of the trace."
+    ),
 ]
 StopTokenIds = Annotated[
     str | None,
     typer.Option(metavar="ID,ID", help="Default: the target's generation config; '' for none."),
 ]
 Temperature = Annotated[
-    float | None, typer.Option(help="0 is greedy; the default, unless a trace has another.")
+    float | None, typer.Option(help="0 is greedy. Default: 0, or the temperature of the trace.")
 ]
-TopK = Annotated[int | None, typer.Option(help="Of the target's sampling.")]
-TopP = Annotated[float | None, typer.Option(help="Of the target's sampling.")]
+TopK = Annotated[int | None, typer.Option(help="For the target's sampling.")]
+TopP = Annotated[float | None, typer.Option(help="For the target's sampling.")]
 DraftSampling = Annotated[
     Literal["sample", "greedy"],
-    typer.Option(help="How drafts are drawn above temperature 0; vLLM's default is greedy."),
+    typer.Option(help="How draft tokens are drawn above temperature 0; vLLM's default is greedy."),
 ]
 NumSpeculativeTokens = Annotated[
-    int | None, typer.Option(help="At most what a block proposes, the default.")
+    int | None, typer.Option(help="Default: as many as a block proposes, which is also the most.")
 ]
-Seed = Annotated[int, typer.Option(help="Of everything random.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Decoder = Annotated[
     Literal["auto", "plain", "fast"],
     typer.Option(
         "--decoder",
         "--engine",
-        help="What decodes or replays; auto is fast on a GPU where it can be, else plain. "
-        "--engine is its former name.",
+        help="What decodes or replays; auto is fast on a GPU if possible, else plain. --engine is "
+        "the former name of this option.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let code of the target's folder run.")
+    bool, typer.Option("--trust-remote-code", help="Allow code in the target's folder to run.")
 ]
 TraceOutput = Annotated[Path, typer.Option(metavar="FILE", help="The trace, a safetensors file.")]
 MaxSize = Annotated[
@@ -142,7 +140,7 @@ HeaderAsJson = Annotated[bool, typer.Option("--json", help="Print the header to 
 
 
 def name_engines(text: str) -> str:
-    """``text`` with every value of ``--for`` in the place of ``{engines}``.
+    """``text`` with every value of ``--for`` in place of ``{engines}``.
 
     The table of engines takes longer to import than a help text should.
     """
@@ -169,7 +167,7 @@ def parse_ids(text: str, option: str, *, code: str = "ids-invalid") -> tuple[int
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise usage_error(code, f"{option} is a list of numbers", text, "1,2") from None
+        raise usage_error(code, f"{option} must be a list of numbers", text, "1,2") from None
 
 
 def parse_stop_token_ids(
@@ -189,7 +187,7 @@ def parse_size(text: str | None) -> int | None:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         expected = "500MB, 2GiB, ..."
-        raise usage_error("size-invalid", "--max-size is a number of bytes", text, expected)
+        raise usage_error("size-invalid", "--max-size must be a number of bytes", text, expected)
     number, unit, binary = match.groups(default="")
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
 
@@ -203,11 +201,11 @@ def parse_fractions(text: str | None) -> tuple[float, ...]:
     except ValueError:
         values = ()
     if not values or not all(0.0 <= value <= 1.0 for value in values):
-        message, expected = "--min-acceptance is a list of fractions", "0.6,0.4"
+        message, expected = "--min-acceptance must be a list of fractions", "0.6,0.4"
         raise usage_error("min-acceptance-invalid", message, text, expected)
     return values
 
 
 def usage_error(code: str, message: str, found: str, expected: str) -> UsageError:
-    """The error for an option whose value cannot be meant."""
+    """The error for an option whose value makes no sense."""
     return UsageError(Finding(code=code, message=message, found=found, expected=expected))

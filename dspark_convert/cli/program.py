@@ -1,4 +1,4 @@
-"""How both programs start and end; imports nothing heavy, so that help is there at once."""
+"""How both programs start and end; nothing heavy is imported, so help appears immediately."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REFUSED = 3
 
 
 def new_program(name: str, purpose: str) -> typer.Typer:
-    """A program without commands yet."""
+    """A program that has no commands yet."""
     return typer.Typer(
         name=name,
         help=purpose,
@@ -39,9 +39,9 @@ class EngineHelp(TyperCommand):
 
 
 def run(app: typer.Typer) -> None:
-    """Run a program; where its own output cannot be written, that is no verdict on a draft.
+    """Run a program; failing to write its own output is not a verdict on a draft.
 
-    Exit code 3 then, with one line to stderr if that still works.
+    The exit code is then 3, with one line to stderr if that still works.
     """
     code: object = 0
     try:
@@ -63,5 +63,5 @@ def run(app: typer.Typer) -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """Let go of what is still buffered, which would fail again when Python shuts down."""
+    """Discard what is still buffered, which would fail again when Python shuts down."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

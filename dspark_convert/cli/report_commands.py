@@ -12,22 +12,24 @@ from dspark_convert.errors import Finding, UsageError
 
 
 def compare(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="Report of what is released.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="Report of what may replace it.")],
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Report of the current release.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Report of its possible replacement.")],
     max_drop: Annotated[
         float | None, typer.Option(min=0, help="Allowed loss of accepted length.")
     ] = None,
     max_drop_standard_errors: Annotated[
         float | None,
-        typer.Option(min=0, help="The same in standard errors; 2 if no limit is given."),
+        typer.Option(min=0, help="The same, in standard errors; 2 if no limit is given."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON to stdout.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the comparison as JSON to stdout.")
+    ] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Say what changed between two reports.
 
-    Exit code 0: no loss; 1: a check fails that did not, or acceptance fell too far; 4: not
-    measured alike, or no longer decided.
+    Exit code 0: no loss; 1: a check fails that did not before, or acceptance fell too far; 4: not
+    comparable, or no longer decided.
     """
     from dspark_convert.cli.console import Sink
     from dspark_convert.cli.exits import VERDICT_CODES, refusals
@@ -45,17 +47,19 @@ def compare(
 
 
 def render(
-    report: Annotated[Path, typer.Argument(metavar="REPORT", help="What check --report wrote.")],
+    report: Annotated[
+        Path, typer.Argument(metavar="REPORT", help="The JSON file that check --report wrote.")
+    ],
     junit: options.JUnit = None,
     markdown: options.Markdown = None,
     html: options.Html = None,
     diagnosis: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What diagnose --json printed, for the page."),
+        typer.Option(metavar="FILE", help="The output of diagnose --json, for the page."),
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Make JUnit XML, Markdown or a page of a report."""
+    """Turn a report into JUnit XML, Markdown or a page."""
     from dspark_convert.cli.console import Sink
     from dspark_convert.cli.exits import refusals
     from dspark_convert.cli.report_files import ReportFiles

@@ -1,4 +1,4 @@
-"""The files that a report is written to, each whole or not at all."""
+"""The files to which a report is written, each whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dspark_convert.schemas.report import VerifyReport
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFiles:
-    """The files that a report goes to."""
+    """The files to which a report is written."""
 
     report: Path | None = None
     junit: Path | None = None
@@ -26,7 +26,7 @@ class ReportFiles:
     html: Path | None = None
 
     def check(self, *inputs: str) -> None:
-        """Find out what would fail after hours of work; nothing goes into a folder of ``inputs``.
+        """Find out now what would fail after hours; no file may go into a folder of ``inputs``.
 
         Raises ``OutputError`` (``report-not-written``), ``DependencyError`` (for the page).
         """
@@ -35,7 +35,7 @@ class ReportFiles:
             if not path.absolute().parent.is_dir() or path.is_dir():
                 raise _not_written(path, "not a file in an existing folder")
             if any(folder in Path(os.path.realpath(path)).parents for folder in read_only):
-                raise _not_written(path, "it would lie in a folder that is only read")
+                raise _not_written(path, "it would lie in a folder that is an input")
         if self.html:
             import dspark_convert.reports.html  # noqa: F401 - says what is missing
 
@@ -62,7 +62,7 @@ class ReportFiles:
 
 
 def append_step_summary(report: VerifyReport) -> None:
-    """Show the report on the page of a GitHub job, if this runs in one."""
+    """Show the report in the summary of a GitHub job, if this runs in one."""
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
         return
@@ -74,7 +74,7 @@ def append_step_summary(report: VerifyReport) -> None:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all; through a link, and into a pipe or device as it is."""
+    """Write a file whole or not at all; links are followed, pipes and devices written directly."""
     real = Path(os.path.realpath(path))
     temporary = real.with_name(f".{real.name}.tmp")
     try:

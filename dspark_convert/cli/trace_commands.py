@@ -28,34 +28,36 @@ def record(
         typer.Option(metavar="all|ID,ID", help="Default: the draft's. -1 is the embedding."),
     ] = None,
     neighbours: Annotated[
-        bool, typer.Option("--neighbours", help="Also the layers one below and one above.")
+        bool, typer.Option("--neighbours", help="Also record the layers one below and one above.")
     ] = False,
     prompts: options.Prompts = None,
     given: Annotated[
-        bool, typer.Option("--given", help="Read responses of the prompts file; write none.")
+        bool, typer.Option("--given", help="Read responses from the prompts file; generate none.")
     ] = False,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Where rounds stop being started; a few more tokens are kept.")
+        int, typer.Option(help="No round starts after this many tokens; a few more are kept.")
     ] = options.MAX_NEW_TOKENS,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     stop_token_ids: options.StopTokenIds = None,
     seed: options.Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="Prompts run together.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Prompts to run together.")] = 8,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     feature_dtype: Annotated[
-        str, typer.Option(help="Of hidden states: auto (as the target runs), bf16 or fp32.")
+        str, typer.Option(help="Dtype of hidden states: auto (as the target runs), bf16 or fp32.")
     ] = "auto",
-    top: Annotated[int, typer.Option(help="Largest log p kept of every position.")] = 256,
+    top: Annotated[
+        int, typer.Option(help="How many of the largest log p to keep per position.")
+    ] = 256,
     max_size: options.MaxSize = None,
     overwrite: options.OverwriteTrace = False,
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.HeaderAsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run a target once and keep what judging a draft needs, so that it is not needed again."""
+    """Run a target once and keep what is needed to judge drafts without it."""
     from dspark_convert.cli.console import Sink
     from dspark_convert.cli.exits import refusals
     from dspark_convert.cli.models import quieten_transformers
@@ -110,7 +112,7 @@ def import_vllm(
         str,
         typer.Option(
             metavar="ID,ID",
-            help="As vLLM was given them (eagle_aux_hidden_state_layer_ids): 1 is the output of "
+            help="The ids given to vLLM (eagle_aux_hidden_state_layer_ids): 1 is the output of "
             "decoder layer 0.",
         ),
     ],
@@ -121,10 +123,11 @@ def import_vllm(
         typer.Option(metavar="FILE", help='JSON lines {"id": file stem, "prompt_length": N}.'),
     ] = None,
     prompt_length: Annotated[
-        int | None, typer.Option(help="Tokens of the prompt, the same in every file.")
+        int | None,
+        typer.Option(help="Length of the prompt in tokens, if it is the same in every file."),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Default: as many as every text is long enough for.")
+        int | None, typer.Option(help="Default: as many as all texts are long enough for.")
     ] = None,
     stop_token_ids: options.StopTokenIds = None,
     max_size: options.MaxSize = None,
@@ -132,7 +135,7 @@ def import_vllm(
     as_json: options.HeaderAsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Make a trace of a target that ran in vLLM; without log p it serves temperature 0."""
+    """Make a trace of a target that ran in vLLM; without log p, it serves only temperature 0."""
     from dspark_convert.cli.console import Sink
     from dspark_convert.cli.exits import refusals
     from dspark_convert.cli.models import quieten_transformers
@@ -172,4 +175,4 @@ def _parse_layers(text: str | None) -> tuple[int, ...] | Literal["all"] | None:
 
 
 def _say_size(sink: Sink, nbytes: int) -> None:
-    sink.note(f"the trace takes at most {nbytes / 1e6:,.1f} MB, twice that while it is made")
+    sink.note(f"the trace takes at most {nbytes / 1e6:,.1f} MB, and twice that while it is made")

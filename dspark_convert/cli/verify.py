@@ -1,4 +1,4 @@
-"""``dspark-verify``: does a draft still draft well against its target.
+"""``dspark-verify``: whether a draft still drafts well against its target.
 
 Commands import what they call when they run; PyTorch is imported by those that run a model, so that
 help and explanations need nothing.

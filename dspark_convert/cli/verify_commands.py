@@ -39,21 +39,24 @@ def check(
     draft_sampling: options.DraftSampling = "sample",
     num_speculative_tokens: options.NumSpeculativeTokens = None,
     confidence_threshold: Annotated[
-        float | None, typer.Option(help="End a proposal before a token of less confidence.")
+        float | None,
+        typer.Option(help="End a proposal before the first token of lower confidence."),
     ] = None,
     min_accepted_length: Annotated[
-        float | None, typer.Option(help="Committed tokens per round, the bonus token included.")
+        float | None, typer.Option(help="Committed tokens per round, bonus token included.")
     ] = None,
     min_acceptance: Annotated[
         str | None,
-        typer.Option(metavar="X,Y,...", help="Acceptance at each position, given those before."),
+        typer.Option(metavar="X,Y,...", help="Acceptance at each position, given the ones before."),
     ] = None,
     worst: Annotated[
         int,
-        typer.Option(metavar="N", help="Show the N texts of lowest accepted length, marked up."),
+        typer.Option(
+            metavar="N", help="Show the N texts with the lowest accepted length, marked up."
+        ),
     ] = 0,
     seed: options.Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Prompts to decode together.")] = 8,
     decoder: options.Decoder = "auto",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -61,12 +64,12 @@ def check(
     gate: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Thresholds, dspark.toml; options given here overrule them."
+            metavar="FILE", help="Thresholds file, dspark.toml; options given here override it."
         ),
     ] = None,
     prompt_set: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --gate: run this prompt set of the file."),
+        typer.Option(metavar="NAME", help="With --gate: use this prompt set of the file."),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")
@@ -77,7 +80,7 @@ def check(
     as_json: options.ReportAsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run every check of a draft.
+    """Run every check on a draft.
 
     Exit code 0: all passed; 1: one failed; 2: wrong usage; 3: an input was refused; 4:
     inconclusive.
@@ -144,7 +147,7 @@ def check(
         sink.data(result.model_dump(mode="json"), report_view(result))
         if any(each.id == "acceptance" and each.verdict == "fail" for each in result.checks):
             texts = f"--trace {trace}" if trace else f"--target {target}"
-            sink.note(f"to find out why: dspark-verify diagnose {draft} {texts}")
+            sink.note(f"to find out why, run: dspark-verify diagnose {draft} {texts}")
         raise typer.Exit(VERDICT_CODES[result.verdict])
 
 
@@ -163,7 +166,7 @@ def _open_gate(path: Path | None, prompt_set: str | None) -> Gate | None:
 def explain(
     check_id: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", help="A check; all of them are listed without it."),
+        typer.Argument(metavar="[ID]", help="A check id; without one, all checks are listed."),
     ] = None,
 ) -> None:
     """Say what a check looks at, when it fails, and what to do then."""

@@ -49,7 +49,7 @@ def _texts(diagnosis: Diagnosis) -> str:
 
 
 def _settled_early(tried: list[HypothesisResult], diagnosis: Diagnosis) -> list[str]:
-    """Readings that were not replayed on all anchors, by the number that they were judged on."""
+    """Readings that were not replayed on all anchors, by the number on which they were judged."""
     early: dict[str, list[str]] = {}
     for result in tried:
         if size := sample_size(result, diagnosis):

@@ -62,7 +62,7 @@ def plan_view(plan: ConversionPlan) -> RenderableType:
 
 
 def summary_view(plan: ConversionPlan, output: str) -> RenderableType:
-    """What a finished conversion did, in a screenful."""
+    """What a finished conversion did, on one screen."""
     facts = [("result", output), *_plan_facts(plan)]
     return Group(facts_grid(facts), engine_view(plan.engines))
 
@@ -122,7 +122,7 @@ def check_view(report: CheckReport) -> RenderableType:
 
 
 def engine_view(notes: Iterable[EngineNote]) -> RenderableType:
-    """Who can load the checkpoint, and what they get wrong without saying so."""
+    """Which engines can load the checkpoint, and what they silently get wrong."""
     table = plain_table("Engines", ("engine", "verdict", "because"))
     named: set[str] = set()
     for note in notes:
@@ -136,7 +136,7 @@ def engine_view(notes: Iterable[EngineNote]) -> RenderableType:
 
 
 def engines_view(report: EnginesReport) -> Iterator[RenderableType]:
-    """What every engine does, and the lines to start it with, which are there to be copied."""
+    """What every engine does, and the commands that start it, ready to be copied."""
     tokens = f"{report.num_speculative_tokens} of a block of {report.block_size} slots"
     yield facts_grid(
         [

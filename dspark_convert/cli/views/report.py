@@ -34,7 +34,7 @@ _BAR_WIDTH = 24
 
 
 def report_view(report: VerifyReport) -> RenderableType:
-    """Verdicts with their reasons, then the numbers of acceptance and confidence."""
+    """Verdicts with their reasons, then the acceptance and confidence numbers."""
     target = report.target.name if report.target else "none"
     settings = report.settings
     facts = [
@@ -65,7 +65,7 @@ def report_view(report: VerifyReport) -> RenderableType:
 
 
 def _marked(text: MarkedText) -> RenderableType:
-    """A text whose tokens are coloured, and marked for terminals without colour too."""
+    """A text whose tokens are coloured, and also marked for terminals without colour."""
     body = Text(overflow="fold")
     for span in text.spans:
         before, after, style = SPAN_MARKS[span.kind]
@@ -89,7 +89,7 @@ def _checks(report: VerifyReport) -> Table:
 def _by_position(numbers: AcceptanceNumbers) -> Table:
     table = plain_table(
         "Acceptance by position",
-        ("token", "acceptance", "95 %", "survival", "rounds with so many accepted"),
+        ("token", "acceptance", "95 %", "survival", "rounds by accepted tokens"),
     )
     for accepted, rounds in enumerate(numbers.histogram):
         row = ["-", "-", "-", "-"]

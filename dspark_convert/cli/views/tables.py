@@ -29,7 +29,7 @@ def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
 
 
 def plain_table(title: str, headers: tuple[str, ...]) -> Table:
-    """A table without lines that folds rather than cuts."""
+    """A table without lines that wraps rather than truncates."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for header in headers:
         table.add_column(header, overflow="fold", header_style="dim")

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from dspark_convert.cli.options import parse_ids, parse_size
 from dspark_convert.cli.verify import app
 from dspark_convert.errors import DSparkError, TraceError, UsageError
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
@@ -211,24 +210,6 @@ def test_wrong_usage(tmp_path: Path, option: str, value: str, code: str) -> None
     done = run("--for", FULL, "--out", tmp_path / "trace.safetensors", option, value)
     assert done.exit_code == 2
     assert code in done.stderr
-
-
-def test_sizes_and_ids_as_typed() -> None:
-    wanted = {
-        "500": 500,
-        "2kB": 2000,
-        "2KiB": 2048,
-        "1.5GB": 1_500_000_000,
-        "2g": 2 * 10**9,
-        "1TiB": 2**40,
-        "7 MB": 7_000_000,
-    }
-    assert {text: parse_size(text) for text in wanted} == wanted
-    assert parse_size(None) is None
-    for text in ("", "GB", "-1", "1e9", "1XB", "2iB"):
-        with pytest.raises(UsageError, match="size-invalid"):
-            parse_size(text)
-    assert parse_ids("-1, 2,3,", "--layers") == (-1, 2, 3)
 
 
 def test_a_trace_error_is_a_refusal() -> None:

@@ -19,7 +19,7 @@ def run_diagnosis(
     """Diagnose a draft.
 
     Raises:
-        UsageError: options that cannot be meant, or neither a target nor a trace.
+        UsageError: options that make no sense, or neither a target nor a trace.
         CheckpointError, DialectError, DraftError, PromptError, TraceError: an input cannot be read.
     """
     options.check()

@@ -250,7 +250,7 @@ def _final_norm(weights: TargetWeights, machine: Machine) -> nn.Module | None:
 
 
 def _try_tokenizer(weights: TargetWeights, machine: Machine) -> Any | None:
-    """A folder that only lends tensors may have a tokenizer that cannot be read."""
+    """A folder that only supplies tensors may have a tokenizer that cannot be read."""
     folder = weights.checkpoint.folder
     try:
         return load_tokenizer(folder, trust_remote_code=machine.trust_remote_code)

@@ -301,7 +301,7 @@ def _remove_again(hub: _Session, name: str, made: Repository | None) -> Finding 
 
 
 def _findings_of(error: BaseException, name: str) -> tuple[Finding, ...]:
-    """What a failure comes to in words; () for a signal, or an error of our own."""
+    """The words for a failure; () for a signal, or for our own error."""
     if isinstance(error, DSparkError):
         return error.findings
     return (hub_finding(error, name),) if isinstance(error, _REFUSALS) else ()

@@ -39,7 +39,7 @@ class Prompt:
     response: object = None
     """Of a text from elsewhere, as the line holds it; `encode_given` checks it."""
     response_ids: object = None
-    """``response_token_ids``, which overrule ``response``, as the line holds them."""
+    """``response_token_ids``, which override ``response``, as the line holds them."""
 
 
 def read_prompts(path: Path | None) -> list[Prompt]:

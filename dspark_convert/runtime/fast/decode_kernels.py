@@ -231,7 +231,7 @@ def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 def project(
     x: Tensor, weights: tuple[Tensor | None, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Products [..., N] of ``x`` [..., depth] with each weight; an absent one gives N = 0.
+    """Products [..., N] of ``x`` [..., depth] with each weight; a missing one gives N = 0.
 
     The last two weights have the same shape.
     """

@@ -1,9 +1,9 @@
 """Convert DSpark draft models between the formats they are published in, and verify them.
 
 The names of ``__all__`` are the public interface; ``docs/python.md`` shows them at work. Each is
-imported when it is first asked for, so that ``import dspark_convert`` itself costs nothing, and
-conversions never load PyTorch. Names that need PyTorch raise ``DependencyError`` without it, which
-names the extra to install.
+imported on first use, so ``import dspark_convert`` itself costs nothing, and conversions never load
+PyTorch. Names that need PyTorch raise ``DependencyError`` without it, which names the extra to
+install.
 """
 
 from importlib import import_module
@@ -120,11 +120,11 @@ __all__ = [
     "verify",
 ]
 
-# Type checkers would take any name for one of the package if they saw __getattr__.
+# If type checkers saw __getattr__, they would accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import a public name when it is first asked for.
+        """Import a public name on first use.
 
         Raises:
             AttributeError: there is no such name.

@@ -19,7 +19,7 @@ class Dtype:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one element, where it fills whole bytes."""
+        """Bytes of one element, if it fills whole bytes."""
         return self.bits // 8
 
     @property

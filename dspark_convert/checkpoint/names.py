@@ -52,8 +52,8 @@ def shown_name(name: str) -> str:
 def hub_digest(path: Path) -> str | None:
     """What the Hub cache calls the bytes of a file of a snapshot; None for any other file.
 
-    The cache names a large file after its SHA-256 and a small one after its id in Git, a SHA-1. It
-    is the next link that says so, not the last: that may lead on to a store of all repositories.
+    The cache names a large file after its SHA-256 and a small one after its Git id, a SHA-1. The
+    next link says so, not the last: that one may lead on to a store of all repositories.
     """
     blob = path.readlink() if path.is_symlink() else Path()
     return blob.name if blob.parent.name == "blobs" and _DIGEST.fullmatch(blob.name) else None

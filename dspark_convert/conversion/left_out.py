@@ -1,4 +1,4 @@
-"""What no result and no manifest carries: pointers at code, and anybody's folders."""
+"""What no result and no manifest carries: pointers to code, and anybody's folders."""
 
 from __future__ import annotations
 

@@ -66,12 +66,12 @@ def restored_rendering(
 
     Args:
         config: the draft.
-        dialect: the one that the origin is of.
+        dialect: the one that the origin is in.
         origin: what the draft was in it.
         untold: fields that an earlier conversion may have added and this dialect has no use for.
 
     Returns:
-        None where the origin's keys are of wrong types.
+        None if the origin's keys have wrong types.
     """
     dialect, document = dialect.of(config), copy.deepcopy(origin.document)
     if not _well_typed(document, dialect):
@@ -101,7 +101,7 @@ def means(
     *,
     aside: Collection[str],
 ) -> bool:
-    """Whether a rendering reads back as ``config``, some fields aside."""
+    """Whether a rendering reads back as ``config``, apart from some fields."""
     parsed = parse_config(rendering.document, rendering.dialect, tensors, Findings())
     if parsed is None or not _well_typed(rendering.document, rendering.dialect):
         return False

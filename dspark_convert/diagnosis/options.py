@@ -22,13 +22,13 @@ class DiagnoseOptions(RunOptions):
 
 
 def require_texts(target: object, trace: object) -> None:
-    """Raises ``UsageError`` (``target-missing``) where there is neither a target nor a trace."""
+    """Raises ``UsageError`` (``target-missing``) if there is neither a target nor a trace."""
     if target is None and trace is None:
         raise UsageError(
             Finding(
                 code="target-missing",
-                message="diagnosis needs texts of the target",
+                message="a diagnosis needs texts of the target",
                 expected="--target DIR or --trace FILE",
-                hint="a trace recorded with --neighbours lets layer ids be diagnosed too",
+                hint="with a trace recorded with --neighbours, layer ids can be diagnosed too",
             )
         )

@@ -32,7 +32,7 @@ def run_diagnosis(
 def _find_suspect(
     options: DiagnoseOptions, on_progress: Progress
 ) -> tuple[DiagnosisInput, DecodeOptions]:
-    """The draft with texts, and how these were made."""
+    """The draft with its texts, and how they were made."""
     if options.trace is not None:
         trace = open_trace(options.trace)
         decode = options.follow_trace(trace.header)

@@ -169,7 +169,7 @@ def _read(folder: Path) -> tuple[DraftSource, Findings]:
 
 
 def _load_outputs(source: DraftSource) -> dict[str, Tensor]:
-    """The tensors that training leaves as they were made if it does not reach them."""
+    """The tensors that keep their initial values if training does not reach them."""
     return {
         name: read_weight(source.tensors[name], _CPU)
         for name in (LM_HEAD, _MARKOV_OUTPUT)
@@ -178,7 +178,7 @@ def _load_outputs(source: DraftSource) -> dict[str, Tensor]:
 
 
 def _load_borrowable(weights: TargetWeights) -> dict[str, Tensor]:
-    """The target's embedding and output head; one tensor where they are tied."""
+    """The target's embedding and output head; one tensor if they are tied."""
     places = {name: weights.supply(name) for name in (EMBEDDING, LM_HEAD)}
     tensors = {place: read_weight(place, _CPU) for place in set(places.values())}
     return {name: tensors[place] for name, place in places.items()}

@@ -86,7 +86,7 @@ class Engine:
     reads_dense: bool = True
     """Whether it reads the dense form, so that ``--for`` can write for it."""
     decoders: Mapping[str, str] = field(default_factory=dict)
-    """The decoders that it runs beside the default one, with the file where that was read."""
+    """The decoders that it runs besides the default one, with the file where that was read."""
     schemes: Mapping[str, str] = field(default_factory=dict)
     """The quantisation schemes that it reads, with the file where that was read."""
     serves: bool = True
@@ -95,8 +95,8 @@ class Engine:
     def holding(self, draft: EngineView) -> list[Claim]:
         """Every claim that holds for ``draft``, the gravest first.
 
-        Its claims are about drafts whose decoder and weights it reads: of others nothing more can
-        be said.
+        Its claims are about drafts whose decoder and weights it reads; nothing more can be said
+        about others.
         """
         claims = self._unread(draft) or [claim for claim in self.claims if claim.when(draft)]
         return sorted(claims, key=lambda claim: VERDICTS.index(claim.verdict))

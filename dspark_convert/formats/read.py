@@ -112,7 +112,7 @@ def read_draft_with_notes(
 def read_checkpoint(
     checkpoint: Checkpoint, *, overrides: Overrides = NO_OVERRIDES
 ) -> tuple[DraftSource, Findings]:
-    """Like ``read_draft_with_notes``, of a folder that is open already."""
+    """Like ``read_draft_with_notes``, for a folder that is already open."""
     examination = _examine(checkpoint, checkpoint.config, overrides, Findings(checkpoint.notes))
     if examination.ended_by is not None:
         raise examination.ended_by
@@ -148,7 +148,7 @@ def _config_alone(folder: Path, error: CheckpointError) -> Document:
 def _examine(
     checkpoint: Checkpoint | None, document: Document, overrides: Overrides, findings: Findings
 ) -> Examination:
-    """Every step in turn; those of the weights only where their headers could be read."""
+    """Every step in turn; those about weights only if their headers could be read."""
     detection, parsed, source, ended_by = None, None, None, None
     stored = checkpoint.tensors if checkpoint else {}
     try:

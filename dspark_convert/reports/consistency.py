@@ -1,7 +1,7 @@
 """Whether the numbers of a report agree with each other and with its verdicts.
 
-Thresholds, comparisons and model cards take a report at its word, so a report that was edited, cut
-or put together from two must not be read. What a writer of ours derives from other numbers is
+Thresholds, comparisons and model cards take a report at its word, so a report that was edited,
+truncated or assembled from two must not be read. What our writer derives from other numbers is
 derived here again.
 """
 
@@ -32,7 +32,7 @@ Contradiction = tuple[str, str]
 
 
 def find_contradictions(report: VerifyReport) -> Iterator[Contradiction]:
-    """Every contradiction of a report, with the key where it shows."""
+    """Every contradiction in a report, with the key where it shows."""
     yield from _checks(report.checks)
     verdicts = {check.verdict for check in report.checks}
     decided = {"fail", "inconclusive", "pass"} & verdicts
@@ -40,7 +40,7 @@ def find_contradictions(report: VerifyReport) -> Iterator[Contradiction]:
     own = "fail" if "fail" in decided else own
     gated = worst((own, report.gate.verdict)) if report.gate else own
     if report.verdict != gated:
-        yield "verdict", f"it is {report.verdict}, and the checks and rules come to {gated}"
+        yield "verdict", f"it is {report.verdict}, but the checks and rules give {gated}"
     for index, check in enumerate(report.checks):
         for key, problem in _check(check, report):
             yield f"checks.{index}.{key}", problem
@@ -59,11 +59,11 @@ def _check(check: CheckResult, report: VerifyReport) -> Iterator[Contradiction]:
     numbers = check.numbers
     if check.verdict == "skipped":
         if numbers is not None:
-            yield "numbers", "the check was skipped, and has numbers"
+            yield "numbers", "the check was skipped, but has numbers"
         return
     if numbers is None:
         if check.verdict == "pass":
-            yield "numbers", "the check passed, and has no numbers"
+            yield "numbers", "the check passed, but has no numbers"
         return
     if isinstance(numbers, AcceptanceNumbers):
         yield from _acceptance(numbers)
@@ -72,7 +72,7 @@ def _check(check: CheckResult, report: VerifyReport) -> Iterator[Contradiction]:
         yield "numbers.accepted", "more tokens were accepted than drafted"
     for kind, why in _FAILED.items():
         if check.verdict == "pass" and isinstance(numbers, kind) and (problem := why(numbers)):
-            yield "verdict", f"it is pass, and {problem}"
+            yield "verdict", f"it is pass, but {problem}"
 
 
 def _structure(numbers: StructureNumbers) -> str | None:
@@ -91,7 +91,7 @@ def _parity(numbers: ParityNumbers) -> str | None:
 
 def _lossless_greedy(numbers: LosslessGreedyNumbers) -> str | None:
     if not all(difference.tie for difference in numbers.differences):
-        return "outputs differ that are no tie"
+        return "outputs differ that are not ties"
     if numbers.identical + len(numbers.differences) != numbers.prompts:
         return "some outputs are neither identical nor listed as different"
     return None
@@ -178,7 +178,7 @@ def _threshold(
     if report.settings.min_accepted_length is not None:
         reached = numbers.interval95[0] if numbers.interval95 else None
     if reached is None or reached < numbers.threshold:
-        yield "verdict", f"it is pass, and {numbers.threshold:g} is not reached"
+        yield "verdict", f"it is pass, but {numbers.threshold:g} is not reached"
 
 
 def _known(numbers: AcceptanceNumbers, name: str) -> list[float]:

@@ -68,15 +68,15 @@ def load_source(
     stand_ins: Mapping[str, Tensor] | None = None,
     loaded: Mapping[StoredTensor, Tensor] | None = None,
 ) -> DraftModel:
-    """Load a draft that was read already, as ``load_draft`` does.
+    """Load a draft that has already been read, as ``load_draft`` does.
 
     Args:
-        source: the draft, found right.
+        source: the draft, found valid.
         device: see ``load_draft``, as for ``dtype`` and ``stand_ins``.
         dtype: of the weights.
-        target: the target model, opened already.
+        target: the target model, already open.
         stand_ins: embedding and head for a draft without them.
-        loaded: tensors that the caller has read already, which are not read again.
+        loaded: tensors that the caller has already read, which are not read again.
 
     Raises:
         CheckpointError, DraftError: see ``load_draft``; what reading refuses is refused before.
@@ -145,7 +145,7 @@ def _find_tensor(
     stand_ins: Mapping[str, Tensor],
     device: torch.device,
 ) -> Tensor | None:
-    """The tensor as it is stored, read now unless it was before; None: zeros."""
+    """The tensor as stored, read now unless it was read before; None: zeros."""
     place = stored.get(name)
     if place is None:
         return stand_ins.get(name)

@@ -14,7 +14,7 @@ from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 class Machine:
     """How every command that runs a model runs it.
 
-    ``device`` "auto" is CUDA where there is one, else the CPU. ``dtype`` "auto" takes that of each
+    ``device`` "auto" is CUDA if available, else the CPU. ``dtype`` "auto" takes that of each
     checkpoint. ``trust_remote_code``: whether Python code of the target's folder may run.
     """
 
@@ -46,7 +46,7 @@ class Machine:
             reason = str(error).splitlines()[0].split(". ")[0]
             found = f"{name} ({reason})"
             raise unusable_option("device-unavailable", "--device", found, expected) from None
-        # Devices of PyTorch that hold no weights, or that files cannot be read to.
+        # PyTorch devices that cannot hold weights, or into which files cannot be read.
         if device.type == "meta" or (device.type == "cpu" and device.index is not None):
             raise unusable_option("device-unavailable", "--device", name, expected)
         return device

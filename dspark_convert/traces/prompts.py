@@ -3,7 +3,7 @@
 JSON lines may hold ``prompt`` (text), ``prompt_token_ids``, ``messages`` (a chat) or ``turns``
 (DeepSpec: user turns, of which the first is used); ``id`` names the line in reports. A text from
 elsewhere has a ``response`` (text) or ``response_token_ids`` too, or is a chat whose last turn is
-the assistant's. Any other file is plain text, one prompt a line.
+the assistant's. Any other file is plain text, one prompt per line.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _tokenize(text: str, tokenizer: Any, where: str, **options: bool) -> list[in
 
 
 def _render_chat(prompt: Prompt, tokenizer: Any, *, reply: bool) -> list[int]:
-    """Token ids of a chat; with ``reply`` up to where the answer to it begins."""
+    """Token ids of a chat; with ``reply``, up to where the answer begins."""
     assert prompt.messages is not None
     if not getattr(tokenizer, "chat_template", None):
         raise prompt_error(
@@ -157,7 +157,7 @@ def _render_chat(prompt: Prompt, tokenizer: Any, *, reply: bool) -> list[int]:
 
 @contextmanager
 def _tokenizing(where: str) -> Iterator[None]:
-    """Chat templates raise on purpose (of roles that must alternate), tokenizers by accident."""
+    """Chat templates raise on purpose (roles that must alternate), tokenizers by accident."""
 
     def refuse(description: str, hint: str | None) -> PromptError:
         return prompt_error(
@@ -175,7 +175,7 @@ def _required(tokenizer: Any | None, where: str) -> Any:
     if tokenizer is None:
         raise prompt_error(
             "tokenizer-missing",
-            "the target's folder has no tokenizer to read texts with",
+            "the target's folder has no tokenizer for texts",
             where,
             hint="add its tokenizer files, or give token ids: prompt_token_ids, and for texts from "
             "elsewhere response_token_ids",

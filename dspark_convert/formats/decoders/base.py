@@ -1,7 +1,7 @@
 """The body of a draft as data: its config keys, its tensors, its limits.
 
-One module of this package fills in these values for one body, and one row of ``DECODERS`` makes it
-known; nothing outside the package names a body.
+One module of this package fills in these values for one body, and one row of ``DECODERS`` registers
+it; nothing outside the package names a body.
 """
 
 from __future__ import annotations

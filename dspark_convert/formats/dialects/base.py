@@ -1,7 +1,7 @@
 """A published shape of a draft as data: how it is recognised, and where its keys are.
 
-One module of this package fills these values in for one dialect, and one row of ``DIALECTS`` makes
-it known.
+One module of this package fills in these values for one dialect, and one row of ``DIALECTS``
+registers it.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from dspark_convert.formats.overrides import Overrides
 from dspark_convert.formats.read import DraftSource, read_checkpoint
 from dspark_convert.formats.target import TargetWeights, find_target_weights, validate_pairing
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, STORED_TABLE
+from dspark_convert.runtime.decode import check_prompts
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.load import load_source, read_weight
@@ -25,7 +26,7 @@ from dspark_convert.runtime.load_target import load_target
 from dspark_convert.runtime.machine import Machine
 from dspark_convert.schemas.diagnosis import HypothesisResult, StaticId
 from dspark_convert.schemas.trace import TraceHeader
-from dspark_convert.traces.generate import TextInput, require_known
+from dspark_convert.traces.generate import TextInput
 from dspark_convert.traces.plan import Pair, run_dtype
 from dspark_convert.traces.prompts import encode_prompts, read_prompts
 from dspark_convert.traces.record import TargetRunOptions, plan_header, run_texts
@@ -144,7 +145,7 @@ def suspect_of_target(options: TargetRunOptions, *, on_progress: Progress) -> Di
         trust = options.machine.trust_remote_code
         tokenizer = load_tokenizer(options.target, trust_remote_code=trust)
         inputs = _read_inputs(options, tokenizer)
-        require_known([text.prompt_ids for text in inputs], weights.lm_head.shape[0])
+        check_prompts([text.prompt_ids for text in inputs], weights.lm_head.shape[0])
         # What a draft borrows is read from the folder, so the texts need not carry it.
         pair = Pair(source, weights, {})
         header = plan_header(replace(options, layers=None, neighbours=True), pair, inputs)

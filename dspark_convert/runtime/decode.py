@@ -223,17 +223,19 @@ def check_pair(target: Target, draft: DraftModel) -> None:
 
 
 def check_prompts(prompts: Iterable[Sequence[int]], vocab_size: int) -> None:
-    """Raise ``UsageError`` (``prompt-empty``, ``prompt-token-unknown``)."""
-    for index, prompt in enumerate(prompts):
-        unknown = [token_id for token_id in prompt if not 0 <= token_id < vocab_size]
-        if prompt and not unknown:
+    """Raise ``UsageError`` (``prompt-empty``, ``prompt-token-unknown``) unless a target of this
+    many tokens can read the texts.
+    """
+    for index, token_ids in enumerate(prompts):
+        unknown = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
+        if token_ids and not unknown:
             continue
         raise UsageError(
             Finding(
-                code="prompt-token-unknown" if prompt else "prompt-empty",
-                message=f"prompt {index} cannot be decoded",
-                expected=f"token ids from 0 to {vocab_size - 1}" if prompt else "one token or more",
-                found=str(unknown[:5]) if prompt else "none",
-                hint="tokenize prompts with the target's own tokenizer",
+                code="prompt-token-unknown" if token_ids else "prompt-empty",
+                message=f"text {index} cannot be run through the target",
+                expected=f"token ids from 0 to {vocab_size - 1}" if token_ids else "a token",
+                found=str(unknown[:5]) if token_ids else "none",
+                hint="tokenize texts with the target's own tokenizer",
             )
         )

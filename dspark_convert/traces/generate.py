@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dspark_convert.errors import Finding, UsageError
+from dspark_convert.runtime.decode import check_prompts
 from dspark_convert.runtime.sampling import (
     SamplingOptions,
     compute_probabilities,
@@ -67,7 +67,7 @@ def sample_texts(
         UsageError: ``prompt-empty``, ``prompt-token-unknown``, ``generator-required``.
         TraceError: ``trace-not-finite`` when the target's logits overflowed.
     """
-    require_known([prompt.prompt_ids for prompt in prompts], target.vocab_size)
+    check_prompts([prompt.prompt_ids for prompt in prompts], target.vocab_size)
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         yield from _sample_batch(target, batch, settings, generator)
@@ -81,8 +81,8 @@ def read_texts(
 
     Raises ``UsageError``: ``prompt-empty``, ``prompt-token-unknown``.
     """
-    require_known([text.prompt_ids for text in texts], target.vocab_size)
-    require_known([text.response_ids for text in texts], target.vocab_size)
+    check_prompts([text.prompt_ids for text in texts], target.vocab_size)
+    check_prompts([text.response_ids for text in texts], target.vocab_size)
     return (_read_text(target, text, settings) for text in texts)
 
 
@@ -94,23 +94,6 @@ def cut_response(
         if token_id in stop_token_ids:
             return tuple(response_ids[: index + 1])
     return tuple(response_ids[:limit])
-
-
-def require_known(texts: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Raise ``UsageError`` (``prompt-empty``, ``prompt-token-unknown``) for invalid texts."""
-    for index, token_ids in enumerate(texts):
-        unknown = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
-        if token_ids and not unknown:
-            continue
-        raise UsageError(
-            Finding(
-                code="prompt-token-unknown" if token_ids else "prompt-empty",
-                message=f"text {index} cannot be run through the target",
-                expected=f"token ids from 0 to {vocab_size - 1}" if token_ids else "a token",
-                found=str(unknown[:5]) if token_ids else "none",
-                hint="tokenize texts with the target's own tokenizer",
-            )
-        )
 
 
 def describe_tokens(

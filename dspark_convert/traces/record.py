@@ -12,6 +12,7 @@ import torch
 from dspark_convert import __version__
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
+from dspark_convert.runtime.decode import check_prompts
 from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.load_target import load_target
 from dspark_convert.runtime.machine import Machine
@@ -27,7 +28,6 @@ from dspark_convert.traces.generate import (
     TextInput,
     TextSettings,
     read_texts,
-    require_known,
     sample_texts,
 )
 from dspark_convert.traces.plan import (
@@ -121,9 +121,9 @@ def record(
     options.machine.check()
     pair = read_pair(options.draft, options.target)
     texts = _read_inputs(options)
-    require_known([text.prompt_ids for text in texts], pair.vocab_size)
+    check_prompts([text.prompt_ids for text in texts], pair.vocab_size)
     if options.given:
-        require_known([text.response_ids for text in texts], pair.vocab_size)
+        check_prompts([text.response_ids for text in texts], pair.vocab_size)
     plan = plan_header(options, pair, texts)
     nbytes = trace_nbytes(plan, pair.borrowed)
     on_size(nbytes)

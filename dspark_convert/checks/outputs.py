@@ -14,6 +14,7 @@ from dspark_convert.formats.target import TargetWeights
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD, expected_tensors
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.load import read_weight
+from dspark_convert.runtime.propose import propose_block
 
 CONTEXT_LENGTHS = (1, 7, 32, 96)
 OUTPUTS = ("backbone_hidden", "base_logits", "biased_logits", "target_ids", "confidence_logits")
@@ -55,7 +56,7 @@ def _same(one: Tensor, other: Tensor, tolerance: float) -> bool:
 
 
 def _outputs(draft: DraftModel, features: Tensor, anchor: int) -> Mapping[str, Tensor]:
-    proposal = draft.propose_block(features, anchor)
+    proposal = propose_block(draft, features, anchor)
     outputs = {name: getattr(proposal, name) for name in OUTPUTS}
     return {name: value for name, value in outputs.items() if value is not None}
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from dspark_convert.checks.acceptance import USELESS_BELOW
 from dspark_convert.diagnosis.readings import Hypothesis, Reading
-from dspark_convert.diagnosis.scores import Resampler, Scores
+from dspark_convert.diagnosis.scores import Scores
 from dspark_convert.replay.expectation import Floats
+from dspark_convert.replay.intervals import Resampler
 from dspark_convert.schemas.diagnosis import DecisionRule, HypothesisResult
 from dspark_convert.schemas.numbers import Interval
 

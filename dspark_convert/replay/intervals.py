@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,8 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 BOOTSTRAP_RESAMPLES = 4000
+DECISION_RESAMPLES = 20_000
+"""Enough for the end of a decision interval to rest on several of them."""
 CALIBRATION_BINS = 10
 
 
@@ -33,8 +37,74 @@ def ratio_interval95(numerators: Floats, denominators: Floats, seed: int) -> Int
         0, len(tops), size=(BOOTSTRAP_RESAMPLES, len(tops))
     )
     ratios = tops[picks].sum(axis=1) / bottoms[picks].sum(axis=1)
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return float(low), float(high)
+    return _percentiles(ratios, [0.025, 0.975])[0]
+
+
+class Resampler:
+    """Intervals of ratios of sums over texts, all from the same resamples: of whole texts.
+
+    So the difference of two readings is that of one set of texts. `ratio_interval95` draws afresh.
+    """
+
+    def __init__(self, texts: int, seed: int) -> None:
+        shares = np.full(max(texts, 1), 1 / max(texts, 1))
+        self.texts = texts
+        self._counts = np.random.default_rng(seed).multinomial(texts, shares, DECISION_RESAMPLES)
+
+    def interval(self, numerators: Floats, denominators: Floats, level: float) -> Interval | None:
+        """Percentile interval of sum(numerators) / sum(denominators); None below two texts."""
+        return self._intervals(numerators, denominators, [level])[0]
+
+    def wide_intervals(
+        self, numerators: Floats, denominators: Floats, levels: Sequence[float]
+    ) -> list[Interval | None]:
+        """``interval`` at each level, widened by the ratio of Student's interval to a normal one.
+
+        The percentile interval of a few texts is too narrow, the more so the higher the level: it
+        cannot leave the range of the texts' own values. Texts count by their weight: if one of
+        them holds most of the denominator, there is effectively little more than one text.
+        """
+        if self.texts < 2 or not denominators.any():
+            return [None] * len(levels)
+        weigh = denominators.sum() ** 2 / (denominators**2).sum()
+        value, texts = numerators.sum() / denominators.sum(), max(2, int(weigh + 1e-9))
+        wide: list[Interval | None] = []
+        for level, narrow in zip(
+            levels, self._intervals(numerators, denominators, levels), strict=True
+        ):
+            if narrow is None:
+                wide.append(None)
+                continue
+            factor = _widening(level, texts)
+            low, high = value - factor * (value - narrow[0]), value + factor * (narrow[1] - value)
+            wide.append((float(low), float(high)))
+        return wide
+
+    def _intervals(
+        self, numerators: Floats, denominators: Floats, levels: Sequence[float]
+    ) -> list[Interval | None]:
+        nothing: list[Interval | None] = [None] * len(levels)
+        if self.texts < 2 or np.isnan(numerators).any():
+            return nothing
+        tops, bottoms = self._counts @ numerators, self._counts @ denominators
+        ratios = tops[bottoms > 0] / bottoms[bottoms > 0]
+        if not len(ratios):
+            return nothing
+        ends = [share for level in levels for share in ((1 - level) / 2, (1 + level) / 2)]
+        return [*_percentiles(ratios, ends)]
+
+
+def _percentiles(ratios: Floats, ends: Sequence[float]) -> list[Interval]:
+    """The quantiles at ``ends``, two and two: low, high, low, high, ..."""
+    found = np.quantile(ratios, ends).tolist()
+    return [*zip(found[::2], found[1::2], strict=True)]
+
+
+def _widening(level: float, texts: int) -> float:
+    student = student_quantile((1 - level) / 2, texts - 1)
+    # A resample's spread is that of the texts over S, where Student's has S - 1.
+    correction = math.sqrt(texts / (texts - 1))
+    return correction * student / NormalDist().inv_cdf((1 + level) / 2)
 
 
 @lru_cache

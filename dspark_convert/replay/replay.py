@@ -36,15 +36,13 @@ class ReplayOptions:
 
     ``decode`` holds the limit, stop tokens and sampling of the text, and the settings of the draft.
     ``top_temperature`` is that of the stored candidates; None: no overlap is computed.
-    ``steps`` are the plain ones, or those for a GPU; ``memory_budget`` is in bytes (see
-    ``runtime.replay.score_blocks``).
+    ``steps`` are the plain ones, or those for a GPU.
     """
 
     decode: DecodeOptions
     target_vocab_size: int
     top_temperature: float | None = None
     steps: ReplaySteps = PLAIN
-    memory_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -148,15 +146,12 @@ def read_input(draft: DraftModel, text: AnchoredText, options: ReplayOptions) ->
         draft,
         [features[: text.context_length] for features in layers],
         steps=options.steps,
-        memory_budget=options.memory_budget,
     )
 
 
 def project_input(draft: DraftModel, input_TH: Tensor, options: ReplayOptions) -> ContextKV:
     """Context keys and values [1, T, K, E] from ``read_input``."""
-    return compute_text_context(
-        draft, input_TH, steps=options.steps, memory_budget=options.memory_budget
-    )
+    return compute_text_context(draft, input_TH, steps=options.steps)
 
 
 @dataclass(frozen=True)
@@ -290,7 +285,6 @@ def _score(
         num_tokens=options.decode.num_speculative_tokens,
         candidate_ids_MC=questions.candidate_ids,
         steps=options.steps,
-        memory_budget=options.memory_budget,
     )
 
 

@@ -13,15 +13,12 @@ D draft vocabulary, V target vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import DraftError, Finding
-from dspark_convert.runtime import propose
 from dspark_convert.runtime.attention import (
     Angles,
     ContextKV,
@@ -33,9 +30,6 @@ from dspark_convert.runtime.heads import ConfidenceHead, build_markov_head
 from dspark_convert.runtime.rope import RotaryEmbedding
 from dspark_convert.runtime.vocabulary import DraftVocabulary
 from dspark_convert.schemas.draft import DraftConfig, Layout
-
-if TYPE_CHECKING:
-    from dspark_convert.runtime.propose import BlockProposal
 
 
 class DraftModel(nn.Module):
@@ -145,25 +139,6 @@ class DraftModel(nn.Module):
     def map_draft_to_target(self, draft_ids: Tensor) -> Tensor:
         """``ids + draft_id_to_target_id[ids]``, the identity for a full vocabulary."""
         return self.vocabulary.map_draft_to_target(draft_ids)
-
-    def propose_block(
-        self,
-        context_hidden: Tensor,
-        anchor_token_id: int | Tensor,
-        *,
-        lengths: Tensor | None = None,
-        temperature: float = 0.0,
-        generator: torch.Generator | None = None,
-    ) -> BlockProposal:
-        """Draft one block without a cache; see ``propose.propose_block``."""
-        return propose.propose_block(
-            self,
-            context_hidden,
-            anchor_token_id,
-            lengths=lengths,
-            temperature=temperature,
-            generator=generator,
-        )
 
     def _layers(self) -> list[DraftLayer]:
         return [layer for layer in self.layers if isinstance(layer, DraftLayer)]

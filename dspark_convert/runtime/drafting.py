@@ -67,10 +67,10 @@ class Drafter:
             self.draft, hidden_RBH, anchor_token_ids_R, self.choose, num_tokens=self.num_tokens
         )
         require_finite(chain.biased_logits, self.draft)
-        confidence = self._confidence(chain)
+        confidence = confidence_of(self.draft, chain)
         return Drafted(
             chain.target_ids,
-            self._lengths(chain.target_ids, confidence),
+            proposed_lengths(chain.target_ids, confidence, self.options),
             confidence,
             self._probabilities(chain.target_ids),
         )
@@ -79,17 +79,6 @@ class Drafter:
         """A proposal of no tokens, N = 0: what precedes the token of the prefill."""
         ids = torch.zeros(rows, 0, dtype=torch.int64, device=self.draft.device)
         return Drafted(ids, ids.new_zeros(rows), None, self._probabilities(ids))
-
-    def _confidence(self, chain: Chain) -> Tensor | None:
-        if chain.confidence_logits is None:
-            return None
-        return chain.confidence_logits[:, self.draft.first_predicting_slot :].sigmoid()
-
-    def _lengths(self, target_ids: Tensor, confidence: Tensor | None) -> Tensor:
-        every = target_ids.new_full((len(target_ids),), self.num_tokens)
-        if self.options.confidence_threshold is None or confidence is None:
-            return every
-        return count_leading(confidence >= self.options.confidence_threshold, every)
 
     def _probabilities(self, target_ids: Tensor) -> Tensor | None:
         """q: temperature only, as the tokens were drawn; one-hot for greedy drafts."""
@@ -100,6 +89,27 @@ class Drafter:
             logits = self.choose.buffer.logits[:rows, :num_tokens]
             return scale_logits(logits, self.options.temperature).softmax(-1)
         return one_hot(target_ids, self.vocabulary.target_size, torch.float32)
+
+
+def confidence_of(draft: DraftModel, chain: Chain) -> Tensor | None:
+    """Probabilities, fp32 [R, N], that each drafted token is accepted; None without a head."""
+    if chain.confidence_logits is None:
+        return None
+    return chain.confidence_logits[:, draft.first_predicting_slot :].sigmoid()
+
+
+def proposed_lengths(
+    target_ids: Tensor, confidence: Tensor | None, options: DecodeOptions
+) -> Tensor:
+    """How many of the drafted tokens [R, N] each row proposes, int64 [R].
+
+    All N, or those before the first one whose ``confidence`` [R, N] is below the threshold.
+    """
+    rows, num_tokens = target_ids.shape
+    every = target_ids.new_full((rows,), num_tokens)
+    if options.confidence_threshold is None or confidence is None:
+        return every
+    return count_leading(confidence >= options.confidence_threshold, every)
 
 
 def require_finite(draft_logits: Tensor, draft: DraftModel) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dspark_convert.errors import Finding, UsageError
+from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.sampling import (
     SamplingOptions,
     draw_gumbel,
@@ -21,9 +22,6 @@ from dspark_convert.runtime.sampling import (
     scale_logits,
 )
 from dspark_convert.runtime.vocabulary import DraftVocabulary, ProposalBuffer
-
-if TYPE_CHECKING:
-    from dspark_convert.runtime.draft import DraftModel
 
 # (index of the drafted token, its draft logits [R, D]) -> chosen target ids [R]
 ChooseToken = Callable[[int, Tensor], Tensor]

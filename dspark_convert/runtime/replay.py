@@ -60,7 +60,6 @@ def compute_text_input(
     features: Sequence[Tensor],
     *,
     steps: ReplaySteps = PLAIN,
-    memory_budget: int | None = None,
 ) -> Tensor:
     """The input [T, H] of all context projections, from the features [T, ...] of a text.
 
@@ -69,7 +68,7 @@ def compute_text_input(
     """
     length = len(features[0])
     inputs = torch.empty(length, draft.config.hidden_size, device=draft.device, dtype=draft.dtype)
-    for chunk in _position_chunks(draft, length, steps, memory_budget):
+    for chunk in _position_chunks(draft, length, steps):
         inputs[chunk] = steps.compute_input(draft, [each[chunk] for each in features])
     return inputs
 
@@ -80,14 +79,13 @@ def compute_text_context(
     input_TH: Tensor,
     *,
     steps: ReplaySteps = PLAIN,
-    memory_budget: int | None = None,
 ) -> ContextKV:
     """Context keys and values [1, T, K, E] of a text, from ``compute_text_input``."""
     length = len(input_TH)
     cache = ContextCache(
         draft.config, rows=1, capacity=length, device=draft.device, dtype=draft.dtype
     )
-    for chunk in _position_chunks(draft, length, steps, memory_budget):
+    for chunk in _position_chunks(draft, length, steps):
         positions = torch.arange(chunk.start, chunk.stop, device=draft.device)
         context = steps.project_context(draft, input_TH[chunk], positions)
         cache.write(context, positions[None])
@@ -106,7 +104,6 @@ def score_blocks(
     num_tokens: int | None = None,
     candidate_ids_MC: Tensor | None = None,
     steps: ReplaySteps = PLAIN,
-    memory_budget: int | None = None,
 ) -> list[BlockScores]:
     """Score the block after every anchor of a text, for each reading.
 
@@ -121,25 +118,21 @@ def score_blocks(
         num_tokens: N at most; None: all that a block proposes.
         candidate_ids_MC: target ids [M, C] whose log q, as the first drafted token after each
             anchor, is wanted; needs a temperature above 0.
-        steps: the plain ones, or those for a GPU.
-        memory_budget: bytes for what a chunk computes, beyond weights, context and results; a
-            chunk has at least one anchor. None: the budget of the steps.
+        steps: the plain ones, or those for a GPU; a chunk keeps to their memory budget.
 
     Raises:
         DraftError: ``draft-id-beyond-target``.
     """
     assert len(anchors) > 0
     assert anchors.step > 0
-    budget = steps.memory_budget if memory_budget is None else memory_budget
     scorers = [
-        _Scorer(reading, target_vocab_size, temperature, num_tokens, steps, budget)
-        for reading in readings
+        _Scorer(reading, target_vocab_size, temperature, num_tokens, steps) for reading in readings
     ]
     draft = readings[0]
     width = 1 + max(scorer.num_tokens for scorer in scorers)
     tokens = _windows(steps.upload(token_ids_T, draft.device), anchors, width)
     blocks, block_of = _find_blocks(readings)
-    at_once = max(1, budget // steps.block_bytes(draft, anchors[-1]))
+    at_once = max(1, steps.memory_budget // steps.block_bytes(draft, anchors[-1]))
     side_by_side = min(len(blocks), at_once)
     per_chunk = at_once // side_by_side
     chunks: list[list[BlockScores]] = [[] for _ in scorers]
@@ -185,9 +178,8 @@ class _Scorer:
         temperature: float,
         num_tokens: int | None,
         steps: ReplaySteps,
-        memory_budget: int,
     ) -> None:
-        self.draft, self.steps, self.memory_budget = draft, steps, memory_budget
+        self.draft, self.steps = draft, steps
         self.vocabulary = draft.vocabulary.restrict(target_vocab_size)
         self.temperature = temperature
         most = draft.config.num_speculative_tokens
@@ -239,7 +231,7 @@ class _Scorer:
             self.temperature,
         )
         rows = hidden_MNH.shape[0] * hidden_MNH.shape[1]
-        most = self.memory_budget // (rows * self.steps.logit_bytes(self.draft))
+        most = self.steps.memory_budget // (rows * self.steps.logit_bytes(self.draft))
         width = _even_width(self.vocabulary.usable, most)
         for start in range(0, self.vocabulary.usable, width):
             columns = slice(start, min(start + width, self.vocabulary.usable))
@@ -262,11 +254,8 @@ def _even_width(columns: int, most: int) -> int:
     return -(-even // alignment) * alignment
 
 
-def _position_chunks(
-    draft: DraftModel, length: int, steps: ReplaySteps, memory_budget: int | None
-) -> list[slice]:
-    budget = steps.memory_budget if memory_budget is None else memory_budget
-    size = max(1, budget // steps.position_bytes(draft))
+def _position_chunks(draft: DraftModel, length: int, steps: ReplaySteps) -> list[slice]:
+    size = max(1, steps.memory_budget // steps.position_bytes(draft))
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 

@@ -25,15 +25,17 @@ class ReplaySteps:
     """What a replay spends its time on, and the memory that each step takes.
 
     These steps run wherever the subclass for GPUs does not, and are its oracle. ``reason`` says why
-    they were chosen if the choice was left open.
+    they were chosen if the choice was left open. ``memory_budget`` is in bytes: what a chunk
+    computes, beyond weights, context and results; a chunk has at least one anchor.
     """
 
     name: Literal["plain", "fast"] = "plain"
     memory_budget = 512 * 2**20
-    """Bytes for what a chunk computes, by default."""
 
-    def __init__(self, reason: str | None = None) -> None:
+    def __init__(self, reason: str | None = None, *, memory_budget: int | None = None) -> None:
         self.reason = reason
+        if memory_budget is not None:
+            self.memory_budget = memory_budget
 
     def upload(self, x: Tensor, device: torch.device) -> Tensor:
         """What was read from a trace, on the device that computes."""

@@ -23,7 +23,9 @@ from dspark_convert.replay.replay import (
 from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.decode import decode
 from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.propose import propose_block
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult
+from dspark_convert.runtime.replay_steps import ReplaySteps
 from dspark_convert.runtime.sampling import compute_probabilities
 from dspark_convert.traces.trace import TraceSequence
 from tests.conftest import mostly_slow
@@ -349,7 +351,7 @@ def test_overlap_is_at_the_temperature_of_the_stored_candidates(temperature: flo
     features = torch.cat(
         [layer[:anchor] for layer in sequence.features_of(draft.config.target_layer_ids)], -1
     )
-    proposal = draft.propose_block(features, text[anchor])
+    proposal = propose_block(draft, features, text[anchor])
     q = (proposal.proposal_logits[0] / temperature).softmax(-1)
     assert sequence.top_ids is not None
     assert sequence.top_log_probs is not None
@@ -377,7 +379,7 @@ def test_memory_budget_changes_nothing() -> None:
     (_, draft), _, sequence = greedy_sequence(12)
     options = replay_options(DecodeOptions(max_new_tokens=6, temperature=1.0))
     whole = replay_sequence(draft, sequence, options)
-    pieces = replay_sequence(draft, sequence, replace(options, memory_budget=1))
+    pieces = replay_sequence(draft, sequence, replace(options, steps=ReplaySteps(memory_budget=1)))
     np.testing.assert_allclose(
         pieces.expectation.acceptance, whole.expectation.acceptance, rtol=1e-4, atol=1e-6
     )

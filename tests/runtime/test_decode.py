@@ -12,6 +12,7 @@ import torch
 from dspark_convert.errors import DraftError, UsageError
 from dspark_convert.runtime.decode import decode, decode_plain
 from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.propose import propose_block
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation
 from dspark_convert.runtime.target import Target
 from tests.conftest import mostly_slow
@@ -81,7 +82,7 @@ def test_the_draft_sees_the_context_of_accepted_positions_only() -> None:
         assert round_.anchor_position == len(text) - 1
         session = target.start(draft.config.target_layer_ids)
         features = session.prefill(torch.tensor([text[:-1]]), [len(text) - 1]).features[0]
-        assert draft.propose_block(features, text[-1]).target_ids.tolist() == list(
+        assert propose_block(draft, features, text[-1]).target_ids.tolist() == list(
             round_.proposed_ids
         )
         text.extend(round_.committed_ids)

@@ -12,7 +12,7 @@ from dspark_convert.errors import DraftError, UsageError
 from dspark_convert.formats.tensors import VOCABULARY_TABLE, expected_tensors
 from dspark_convert.runtime.attention import compute_visibility
 from dspark_convert.runtime.draft import DraftModel
-from dspark_convert.runtime.propose import run_chain
+from dspark_convert.runtime.propose import propose_block, run_chain
 from dspark_convert.runtime.rope import RotaryEmbedding, rotate
 from dspark_convert.schemas.draft import DraftConfig
 
@@ -48,7 +48,7 @@ def test_all_anchors_of_a_text_in_one_pass_agree_with_one_at_a_time(variant: str
     context = draft.compute_context(features[None], torch.arange(len(features)))
     together = draft(context, anchors[None], positions[None])[0]
     for index, position in enumerate(positions.tolist()):
-        alone = draft.propose_block(features[:position], anchors[index])
+        alone = propose_block(draft, features[:position], anchors[index])
         assert float((together[index] - alone.backbone_hidden).abs().max()) < 1e-5
 
 
@@ -150,7 +150,7 @@ def test_unknown_activation_is_refused() -> None:
 @pytest.mark.parametrize("layout", ["anchor_first", "bonus_anchor"])
 def test_first_drafted_token_is_conditioned_on_the_anchor_in_both_layouts(layout: str) -> None:
     draft = make_draft(make_config(layout=layout))
-    proposal = draft.propose_block(torch.randn(3, 16), 5)
+    proposal = propose_block(draft, torch.randn(3, 16), 5)
     first = draft.first_predicting_slot
     assert proposal.prev_token_ids[: first + 1].tolist() == [5] * (first + 1)
     assert torch.equal(proposal.prev_token_ids[first + 1 :], proposal.target_ids[first:-1])
@@ -178,9 +178,10 @@ def test_padding_of_the_vocabulary_is_never_proposed() -> None:
     draft.markov_head.markov_w2.weight.zero_()
     context = torch.randn(6, 3, 16, generator=torch.Generator().manual_seed(0))
     anchors = torch.arange(6)
-    assert int(draft.propose_block(context, anchors).base_logits.argmax(-1).max()) >= 12
+    assert int(propose_block(draft, context, anchors).base_logits.argmax(-1).max()) >= 12
     for temperature in (0.0, 2.0):
-        proposal = draft.propose_block(
+        proposal = propose_block(
+            draft,
             context,
             anchors,
             temperature=temperature,
@@ -195,8 +196,8 @@ def test_sampled_block_follows_its_own_logits() -> None:
     draft = make_draft(make_config())
     context = torch.randn(3, 16, generator=torch.Generator().manual_seed(0)).expand(4000, 3, 16)
     anchors = torch.full((4000,), 2)
-    proposal = draft.propose_block(
-        context, anchors, temperature=0.7, generator=torch.Generator().manual_seed(1)
+    proposal = propose_block(
+        draft, context, anchors, temperature=0.7, generator=torch.Generator().manual_seed(1)
     )
     q = (proposal.proposal_logits[0, 0] / 0.7).softmax(-1)
     counts = torch.bincount(proposal.target_ids[:, 0], minlength=12)
@@ -208,15 +209,15 @@ def test_wrong_shapes_and_a_missing_generator_are_usage_errors() -> None:
     draft = make_draft(make_config())
     context = torch.zeros(2, 3, 16)
     for call in (
-        lambda: draft.propose_block(context[..., :8], torch.tensor([1, 2])),
-        lambda: draft.propose_block(context, torch.tensor([1])),
-        lambda: draft.propose_block(context, torch.tensor([1, 2]), lengths=torch.tensor([3])),
+        lambda: propose_block(draft, context[..., :8], torch.tensor([1, 2])),
+        lambda: propose_block(draft, context, torch.tensor([1])),
+        lambda: propose_block(draft, context, torch.tensor([1, 2]), lengths=torch.tensor([3])),
     ):
         with pytest.raises(UsageError) as caught:
             call()
         assert caught.value.code == "context-shape"
     with pytest.raises(UsageError) as caught:
-        draft.propose_block(context[0], 1, temperature=1.0)
+        propose_block(draft, context[0], 1, temperature=1.0)
     assert caught.value.code == "generator-required"
 
 

@@ -17,6 +17,7 @@ from dspark_convert.errors import DraftError
 from dspark_convert.formats.dialects import DIALECTS
 from dspark_convert.formats.parse import render
 from dspark_convert.runtime.load import load_draft
+from dspark_convert.runtime.propose import propose_block
 from dspark_convert.schemas.draft import DraftConfig
 
 from .helpers import make_config, make_draft
@@ -62,7 +63,9 @@ def proposals(folder: Path, dtype: torch.dtype) -> list[Any]:
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(6, 5, draft.config.feature_size, generator=generator).to(dtype)
     anchors = [0, 1, 9, 17, 30, 31]  # in the draft vocabulary and outside it
-    return [draft.propose_block(row, anchor) for row, anchor in zip(features, anchors, strict=True)]
+    return [
+        propose_block(draft, row, anchor) for row, anchor in zip(features, anchors, strict=True)
+    ]
 
 
 def ulps(one: Tensor, other: Tensor) -> Tensor:

@@ -85,11 +85,10 @@ def score_all(
     generator = torch.Generator().manual_seed(5)
     features = torch.randn(LENGTH, draft.config.feature_size, generator=generator)
     tokens = torch.randint(draft.config.vocab_size, (LENGTH,), generator=generator)
-    how: Any = {"steps": steps, "memory_budget": options.pop("memory_budget", None)}
-    inputs = compute_text_input(draft, features.bfloat16().tensor_split(2, 1), **how)
-    context = compute_text_context(draft, inputs, **how)
+    inputs = compute_text_input(draft, features.bfloat16().tensor_split(2, 1), steps=steps)
+    context = compute_text_context(draft, inputs, steps=steps)
     options = {"target_vocab_size": draft.config.vocab_size, **options}
-    return score_blocks(readings, context, tokens, anchors, **options, **how)
+    return score_blocks(readings, context, tokens, anchors, **options, steps=steps)
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
@@ -102,10 +101,11 @@ def test_scores_are_those_of_the_plain_steps(
     draft = half_precision_draft(name, device)
     exact = half_precision_draft(name, device).float()
     candidates = torch.arange(40).expand(len(anchors), -1)
-    options: Any = {"temperature": 0.8, "candidate_ids_MC": candidates, "memory_budget": budget}
-    fast = score(draft, FastSteps(), anchors, **options)
-    plain = score(draft, PLAIN, anchors, **options)
-    truth = score(exact, PLAIN, anchors, **options)
+    options: Any = {"temperature": 0.8, "candidate_ids_MC": candidates}
+    steps, plain_steps = FastSteps(memory_budget=budget), ReplaySteps(memory_budget=budget)
+    fast = score(draft, steps, anchors, **options)
+    plain = score(draft, plain_steps, anchors, **options)
+    truth = score(exact, plain_steps, anchors, **options)
     for field in ("log_q", "candidate_log_q", "confidence"):
         ours, theirs, right = (getattr(each, field) for each in (fast, plain, truth))
         assert torch.equal(ours.isinf(), right.isinf())
@@ -113,7 +113,7 @@ def test_scores_are_those_of_the_plain_steps(
         errors = [(each - right)[seen].float().square().mean().sqrt() for each in (ours, theirs)]
         # As far from fp32 as the plain steps in bf16 are, give or take the luck of rounding.
         assert errors[0] < 1.3 * errors[1] + 1e-6, (field, errors)
-    greedy = score(draft, FastSteps(), anchors, memory_budget=budget)
+    greedy = score(draft, steps, anchors)
     assert greedy.log_q is None
     assert torch.equal(greedy.greedy_ids, fast.greedy_ids)
     assert (fast.greedy_ids == truth.greedy_ids).float().mean() > 0.95
@@ -129,7 +129,8 @@ def test_blocks_that_run_side_by_side_are_those_that_run_alone(name: str, device
     alone = [score(reading, FastSteps(), anchors, temperature=0.8) for reading in readings]
     assert not torch.equal(alone[0].log_q, alone[1].log_q)
     for budget in (None, 3_000_000):
-        together = score_all(readings, FastSteps(), anchors, temperature=0.8, memory_budget=budget)
+        steps = FastSteps(memory_budget=budget)
+        together = score_all(readings, steps, anchors, temperature=0.8)
         for ours, theirs in zip(together, alone, strict=True):
             seen = ~theirs.log_q.isinf()
             assert torch.equal(seen, ~ours.log_q.isinf())

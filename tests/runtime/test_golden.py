@@ -13,7 +13,7 @@ from torch import Tensor
 from dspark_convert.formats.overrides import Overrides
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.load import load_draft
-from dspark_convert.runtime.propose import BlockProposal
+from dspark_convert.runtime.propose import BlockProposal, propose_block
 from dspark_convert.schemas.draft import Layout
 
 from .helpers import GOLDEN, VARIANTS, expected, golden_cases, golden_draft
@@ -26,7 +26,7 @@ BF16_BOUND = 0.12
 
 
 def propose(draft: DraftModel, case: dict[str, Tensor]) -> BlockProposal:
-    return draft.propose_block(case["context_hidden"].to(draft.device), case["anchor_token_id"])
+    return propose_block(draft, case["context_hidden"].to(draft.device), case["anchor_token_id"])
 
 
 def largest_errors(proposal: BlockProposal, case: dict[str, Tensor]) -> dict[str, float]:
@@ -95,7 +95,7 @@ def test_padded_batch_agrees_with_single_sequences(variant: str, dtype: torch.dt
         [case["context_hidden"] for case in cases], batch_first=True, padding_value=1e3
     )
     anchors = torch.cat([case["anchor_token_id"] for case in cases])
-    batch = draft.propose_block(padded, anchors, lengths=lengths)
+    batch = propose_block(draft, padded, anchors, lengths=lengths)
     for row, case in enumerate(cases):
         if dtype is torch.float32:
             assert_golden(batch.row(row), case)

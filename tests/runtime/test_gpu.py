@@ -19,6 +19,7 @@ from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.decode import decode, decode_plain
 from dspark_convert.runtime.load import load_draft
 from dspark_convert.runtime.load_target import load_target
+from dspark_convert.runtime.propose import propose_block
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation
 from dspark_convert.runtime.sampling import draw_gumbel, scale_logits
 from dspark_convert.runtime.vocabulary import ProposalBuffer
@@ -93,7 +94,7 @@ def test_rows_of_a_padded_batch_are_the_recorded_proposals(
         [case["context_hidden"] for case in cases], batch_first=True, padding_value=1e3
     )
     anchors = torch.cat([case["anchor_token_id"] for case in cases])
-    batch = draft.propose_block(padded, anchors, lengths=lengths)
+    batch = propose_block(draft, padded, anchors, lengths=lengths)
     check = assert_golden if dtype is torch.float32 else assert_ids_where_margin_allows
     for row, case in enumerate(cases):
         check(batch.row(row), case)

@@ -16,6 +16,7 @@ from dspark_convert.runtime.attention import ContextKV
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.propose import Chain, run_chain
 from dspark_convert.runtime.replay import (
+    PLAIN,
     BlockScores,
     _even_width,
     compute_text_context,
@@ -45,10 +46,12 @@ def score(draft: DraftModel, features: Tensor, tokens: Tensor, **options: object
 def score_readings(
     readings: list[DraftModel], features: Tensor, tokens: Tensor, anchors: range, **options: Any
 ) -> list[BlockScores]:
+    if "budget" in options:
+        options["steps"] = ReplaySteps(memory_budget=options.pop("budget"))
     settings = {"target_vocab_size": readings[0].config.vocab_size, "temperature": 0.7, **options}
-    how = {key: settings[key] for key in ("memory_budget", "steps") if key in settings}
-    inputs = compute_text_input(readings[0], features.tensor_split(2, 1), **how)
-    context = compute_text_context(readings[0], inputs, **how)
+    steps = settings.get("steps", PLAIN)
+    inputs = compute_text_input(readings[0], features.tensor_split(2, 1), steps=steps)
+    context = compute_text_context(readings[0], inputs, steps=steps)
     return score_blocks(readings, context, tokens, anchors, **settings)
 
 
@@ -79,7 +82,7 @@ def log_q_of_chain(draft: DraftModel, chain: Chain, temperature: float) -> Tenso
 def test_equals_the_chain_of_the_decode_loop(variant: str, budget: int) -> None:
     draft = golden_draft(variant)
     features, tokens = make_text(draft)
-    scores = score(draft, features, tokens, memory_budget=budget)
+    scores = score(draft, features, tokens, budget=budget)
     assert scores.log_q is not None
     for row, anchor in enumerate(ANCHORS):
         chain = force_chain(draft, features, tokens, anchor)
@@ -112,7 +115,7 @@ def test_candidates_are_looked_up_in_the_first_token(variant: str) -> None:
         features,
         tokens,
         candidate_ids_MC=everything.expand(len(ANCHORS), -1),
-        memory_budget=30_000,
+        budget=30_000,
     )
     assert scores.candidate_log_q is not None
     assert scores.log_q is not None
@@ -136,8 +139,8 @@ def test_fewer_tokens_are_the_first_of_a_whole_block() -> None:
 class MeasuringSteps(ReplaySteps):
     """The plain steps, and the most bytes that each says it took at once."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, memory_budget: int) -> None:
+        super().__init__(memory_budget=memory_budget)
         self.most = {"positions": 0, "blocks": 0, "logits": 0}
 
     def _took(self, what: str, nbytes: int) -> None:
@@ -166,13 +169,10 @@ def test_blocks_side_by_side_take_no_more_than_the_budget() -> None:
     draft = golden_draft("dense_vanilla_bf16")
     features, tokens = make_text(draft)
     readings = [reread(draft, {"mask_token_id": mask}) for mask in range(5)]
-    steps = MeasuringSteps()
     for budget in (1, 3):
-        nbytes = budget * steps.block_bytes(draft, ANCHORS[-1])
-        steps.most["blocks"] = 0
-        together = score_readings(
-            readings, features, tokens, ANCHORS, steps=steps, memory_budget=nbytes
-        )
+        nbytes = budget * PLAIN.block_bytes(draft, ANCHORS[-1])
+        steps = MeasuringSteps(memory_budget=nbytes)
+        together = score_readings(readings, features, tokens, ANCHORS, steps=steps)
         assert steps.most["blocks"] == nbytes
         for reading, scores in zip(readings, together, strict=True):
             alone = score(reading, features, tokens)
@@ -183,10 +183,11 @@ def test_blocks_side_by_side_take_no_more_than_the_budget() -> None:
 def test_no_step_takes_more_than_the_budget(what: str) -> None:
     draft = golden_draft("dense_vanilla_bf16")
     features, tokens = make_text(draft)
-    generous, tight = MeasuringSteps(), MeasuringSteps()
-    score(draft, features, tokens, steps=generous, memory_budget=2**29)
+    generous = MeasuringSteps(memory_budget=2**29)
+    score(draft, features, tokens, steps=generous)
     budget = generous.most[what] // 2
-    score(draft, features, tokens, steps=tight, memory_budget=budget)
+    tight = MeasuringSteps(memory_budget=budget)
+    score(draft, features, tokens, steps=tight)
     assert budget / 2 < tight.most[what] <= budget
 
 
@@ -195,7 +196,7 @@ def test_some_anchors_are_scored_as_among_all(budget: int) -> None:
     draft = golden_draft("spec_rnn_full_anchor_sharded_bf16")
     features, tokens = make_text(draft)
     (some,) = score_readings(
-        [draft], features, tokens, ANCHORS[1::3], temperature=0.7, memory_budget=budget
+        [draft], features, tokens, ANCHORS[1::3], temperature=0.7, budget=budget
     )
     whole = score(draft, features, tokens)
     for name in ("greedy_ids", "log_q", "confidence"):
@@ -232,7 +233,7 @@ def test_readings_of_the_same_layers_are_scored_as_alone(name: str, budget: int)
         reread(draft, weights={EMBEDDING: rolled}),
         reread(draft, {"mask_token_id": 3, "markov_rank": 0}),
     ]
-    together = score_readings(readings, features, tokens, ANCHORS, memory_budget=budget)
+    together = score_readings(readings, features, tokens, ANCHORS, budget=budget)
     for reading, scores in zip(readings, together, strict=True):
         alone = score(reading, features, tokens)
         assert torch.equal(scores.greedy_ids, alone.greedy_ids)
@@ -269,7 +270,7 @@ def test_a_tie_goes_to_the_first_column_whatever_the_chunks() -> None:
     draft.lm_head.weight.copy_(draft.lm_head.weight[:4].repeat(3, 1))
     features, tokens = make_text(draft)
     for budget in (1, 2**29):
-        assert score(draft, features, tokens, memory_budget=budget).greedy_ids.max() < 4
+        assert score(draft, features, tokens, budget=budget).greedy_ids.max() < 4
 
 
 def test_a_small_temperature_loses_no_precision() -> None:
@@ -277,7 +278,7 @@ def test_a_small_temperature_loses_no_precision() -> None:
     scores = score(draft, *make_text(draft), temperature=1e-4)
     features, tokens = make_text(draft)
     tokens[ANCHORS.start + 1] = scores.greedy_ids[0, 0]
-    scores = score(draft, features, tokens, temperature=1e-4, memory_budget=30_000)
+    scores = score(draft, features, tokens, temperature=1e-4, budget=30_000)
     assert scores.log_q is not None
     assert scores.log_q[0, 0] == 0.0
     assert not scores.log_q.isnan().any()

@@ -18,7 +18,12 @@ from torch import Tensor
 
 from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.draft import DraftModel
-from dspark_convert.runtime.drafting import check_threshold, count_tokens
+from dspark_convert.runtime.drafting import (
+    check_threshold,
+    confidence_of,
+    count_tokens,
+    proposed_lengths,
+)
 from dspark_convert.runtime.fast.models import StaticDraft, StaticTarget
 from dspark_convert.runtime.fast.runners import compile_function
 from dspark_convert.runtime.fast.sampling import BlockSampler, NarrowChoice, soften, verify_narrow
@@ -26,7 +31,7 @@ from dspark_convert.runtime.fast.transfer import Download
 from dspark_convert.runtime.progress import Outcome, unpack_outcomes
 from dspark_convert.runtime.propose import Chain, ChooseToken, GreedyChoice, run_chain
 from dspark_convert.runtime.records import DecodeOptions
-from dspark_convert.runtime.rejection import Acceptance, Uniforms, count_leading, verify_greedy
+from dspark_convert.runtime.rejection import Acceptance, Uniforms, verify_greedy
 from dspark_convert.runtime.sampling import (
     compute_probabilities,
     draw_gumbel,
@@ -145,8 +150,8 @@ class Rounds:
         positions = self.positions[:, None] + self.offsets
         hidden = self.draft.run_block(self.anchors, self.positions)
         chain = self._run_chain(hidden)
-        confidence = self._confidence(chain)
-        lengths = self._lengths(confidence)
+        confidence = confidence_of(self.draft_model, chain)
+        lengths = proposed_lengths(chain.target_ids, confidence, self.options)
         block = torch.cat((self.anchors[:, None], chain.target_ids), 1)
         output = self.target(block, positions)
         self.draft.remember(output.features, positions)
@@ -191,17 +196,6 @@ class Rounds:
             num_tokens=self.num_tokens,
             vocabulary=self.vocabulary,
         )
-
-    def _confidence(self, chain: Chain) -> Tensor | None:
-        if chain.confidence_logits is None:
-            return None
-        return chain.confidence_logits[:, self.draft_model.first_predicting_slot :].sigmoid()
-
-    def _lengths(self, confidence: Tensor | None) -> Tensor:
-        every = torch.full_like(self.anchors, self.num_tokens)
-        if self.options.confidence_threshold is None or confidence is None:
-            return every
-        return count_leading(confidence >= self.options.confidence_threshold, every)
 
     def _verify(self, logits_RQV: Tensor, chain: Chain, lengths: Tensor) -> Acceptance:
         options = self.options

@@ -16,6 +16,7 @@ from dspark_convert.formats.read import DraftSource
 from dspark_convert.formats.rules import Document, KeyPath, holds, lookup, remove, walk_keys
 from dspark_convert.formats.tensors import canonical_name
 from dspark_convert.schemas.plan import (
+    ConversionRecord,
     EarlierConversion,
     KeyStep,
     SourceIdentity,
@@ -57,8 +58,8 @@ def read_history(
     if any(recorded.get(file.name) != file.header_sha256 for file in identity.files):
         _note_unusable("it was written for other weight files", findings)
         return ()
-    shared = {name: getattr(manifest, name) for name in EarlierConversion.model_fields}
-    return (EarlierConversion(**shared), *manifest.history)
+    record = {name: getattr(manifest, name) for name in ConversionRecord.model_fields}
+    return (EarlierConversion(**record), *manifest.history)
 
 
 def changed_tensors(history: Iterable[EarlierConversion]) -> frozenset[str]:

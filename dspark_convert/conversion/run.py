@@ -22,7 +22,12 @@ from dspark_convert.conversion.plan import Conversion
 from dspark_convert.conversion.weights import OutputWeights, Piece
 from dspark_convert.conversion.write_weights import WeightDigests, write_weights
 from dspark_convert.errors import Finding, Findings, OutputError
-from dspark_convert.schemas.plan import ConversionManifest, OutputFile, SourceIdentity
+from dspark_convert.schemas.plan import (
+    ConversionAccount,
+    ConversionManifest,
+    OutputFile,
+    SourceIdentity,
+)
 
 _SMALL_FILES_BYTES = 64 << 10
 """Room for config, index and manifest, apart from the tensors that they list."""
@@ -127,23 +132,11 @@ def _manifest(conversion: Conversion, folder: Path, digests: WeightDigests) -> C
             sha256 = hashlib.sha256(data).hexdigest()
             file = OutputFile(name=name, size=len(data), sha256=sha256)
         files.append(file)
+    account: dict[str, Any] = {name: getattr(plan, name) for name in ConversionAccount.model_fields}
     return ConversionManifest(
+        **{**account, "source": _with_digests(plan.source, digests)},
         tool_version=__version__,
-        source=_with_digests(plan.source, digests),
-        dialect=plan.dialect,
-        output_dialect=plan.output_dialect,
-        target=plan.target,
         layout=plan.draft.layout,
-        layout_evidence=plan.layout_evidence,
-        overrides=plan.overrides,
-        written_for=plan.written_for,
-        vocabulary_expanded=plan.vocabulary_expanded,
-        source_config=plan.source_config,
-        tensors=plan.tensors,
-        keys=plan.keys,
-        history=plan.history,
-        side_files=plan.side_files,
-        findings=plan.findings,
         files=tuple(files),
     )
 

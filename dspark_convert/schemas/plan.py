@@ -82,49 +82,61 @@ class EngineNote(OwnDocument):
     )
 
 
-class EarlierConversion(OwnDocument):
-    """A conversion that produced the source: what is needed to undo it."""
+class ConversionRecord(OwnDocument):
+    """What was converted, and what became of each part: enough to undo it."""
 
     source: SourceIdentity
     dialect: str
-    target: SourceIdentity | None
+    target: SourceIdentity | None = Field(description="where missing tensors come from")
     overrides: dict[str, Any]
-    source_config: dict[str, Any]
+    source_config: dict[str, Any] = Field(
+        description="source keys that the result does not repeat unchanged, for the way back"
+    )
     tensors: tuple[TensorStep, ...]
     keys: tuple[KeyStep, ...]
 
 
-class ConversionPlan(OwnDocument):
-    """Everything a conversion will do, known from headers and config alone."""
+class EarlierConversion(ConversionRecord):
+    """A conversion that produced the source: what is needed to undo it."""
 
-    schema_version: Literal[1] = 1
-    source: SourceIdentity
-    dialect: str
+
+class ConversionAccount(ConversionRecord):
+    """What a plan announces and the manifest of the result repeats."""
+
     output_dialect: str = Field(default="dense", description="that of the result")
-    evidence: tuple[str, ...] = Field(description="why the source was taken for that dialect")
-    target: SourceIdentity | None = Field(description="where missing tensors come from")
-    draft: DraftConfig
     layout_evidence: str
-    num_speculative_tokens: int
-    overrides: dict[str, Any]
     written_for: str = Field(
         default="reference", description="the engine whose spelling the result has"
     )
     vocabulary_expanded: bool = Field(
         default=False, description="a reduced vocabulary was made full, with the same proposals"
     )
-    config: dict[str, Any] = Field(description="config.json of the result")
-    source_config: dict[str, Any] = Field(
-        description="source keys that the result does not repeat unchanged, for the way back"
-    )
-    tensors: tuple[TensorStep, ...]
-    keys: tuple[KeyStep, ...]
     side_files: tuple[SideFileStep, ...]
     history: tuple[EarlierConversion, ...] = Field(
         default=(), description="conversions that made the source, newest first"
     )
-    output_bytes: dict[str, int] = Field(description="weight files of the result and their sizes")
     findings: tuple[Finding, ...]
+
+
+# Bases of their own, so that a document begins with its version.
+class _PlanVersion(OwnDocument):
+    schema_version: Literal[1] = 1
+
+
+class _ManifestVersion(OwnDocument):
+    schema_version: Literal[2] = 2
+    tool: Literal["dspark-convert"] = "dspark-convert"
+    tool_version: str
+
+
+class ConversionPlan(ConversionAccount, _PlanVersion):
+    """Everything a conversion will do, known from headers and config alone."""
+
+    evidence: tuple[str, ...] = Field(description="why the source was taken for that dialect")
+    draft: DraftConfig
+    num_speculative_tokens: int
+    config: dict[str, Any] = Field(description="config.json of the result")
+    output_bytes: dict[str, int] = Field(description="weight files of the result and their sizes")
     engines: tuple[EngineNote, ...]
 
 
@@ -141,36 +153,13 @@ class OutputFile(OwnDocument):
     )
 
 
-class ConversionManifest(OwnDocument):
+class ConversionManifest(ConversionAccount, _ManifestVersion):
     """``dspark_conversion.json``: what the result was made from, and how to go back.
 
     Version 1, which is read too, gave of weight files the hash of their header only.
     """
 
-    schema_version: Literal[2] = 2
-    tool: Literal["dspark-convert"] = "dspark-convert"
-    tool_version: str
-    source: SourceIdentity
-    dialect: str
-    output_dialect: str = Field(default="dense", description="that of the result")
-    target: SourceIdentity | None
     layout: Layout
-    layout_evidence: str
-    overrides: dict[str, Any]
-    written_for: str = Field(
-        default="reference", description="the engine whose spelling the result has"
-    )
-    vocabulary_expanded: bool = Field(
-        default=False, description="a reduced vocabulary was made full, with the same proposals"
-    )
-    source_config: dict[str, Any]
-    tensors: tuple[TensorStep, ...]
-    keys: tuple[KeyStep, ...]
-    side_files: tuple[SideFileStep, ...]
-    history: tuple[EarlierConversion, ...] = Field(
-        default=(), description="conversions that made the source, newest first"
-    )
-    findings: tuple[Finding, ...]
     files: tuple[OutputFile, ...]
 
     @model_validator(mode="before")

@@ -36,7 +36,7 @@ def test_sizes() -> None:
 
 def test_ids() -> None:
     assert parse_ids("-1, 2,3,", "--layers") == (-1, 2, 3)
-    with pytest.raises(UsageError, match="--layers is a list of numbers") as caught:
+    with pytest.raises(UsageError, match="--layers") as caught:
         parse_ids("1,x", "--layers")
     assert caught.value.code == "ids-invalid"
 

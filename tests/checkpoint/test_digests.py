@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import signal
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -103,29 +101,3 @@ def test_leaving_early_ends_the_thread_of_a_source(tmp_path: Path) -> None:
     with SourceDigests(open_checkpoint(write_sharded(tmp_path / "draft")).files):
         pass
     assert threading.active_count() == before
-
-
-def test_a_signal_at_any_moment_leaves_no_thread_waiting(descriptor: int) -> None:
-    """A lock held by an interrupted ``advance`` would keep the thread, and the exit, for ever."""
-    stop = threading.Event()
-
-    def pester() -> None:
-        while not stop.wait(0.0005):
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise ValueError("interrupted")
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    thread = threading.Thread(target=pester)
-    try:
-        thread.start()
-        for _ in range(50):
-            with suppress(ValueError), FollowingDigest(descriptor, 1 << 40) as digest:
-                while True:
-                    digest.advance(1)
-    finally:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        stop.set()
-        thread.join()
-        signal.signal(signal.SIGUSR1, before)

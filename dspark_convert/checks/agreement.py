@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dspark_convert.checks.options import Progress
 from dspark_convert.checks.replay_run import pool
 from dspark_convert.replay.expectation import Floats
 from dspark_convert.replay.intervals import ratio_interval95
 from dspark_convert.replay.replay import ReplayOptions, measure_agreement
 from dspark_convert.runtime.draft import DraftModel
+from dspark_convert.runtime.records import Progress
 from dspark_convert.schemas.numbers import AgreementNumbers
 from dspark_convert.schemas.report import CheckResult
 from dspark_convert.traces.trace import Trace

@@ -13,7 +13,7 @@ from torch import Tensor
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checks.acceptance import AcceptanceSettings
 from dspark_convert.checks.decode_run import DecodeRun
-from dspark_convert.checks.options import Progress, VerifyOptions
+from dspark_convert.checks.options import VerifyOptions
 from dspark_convert.checks.replay_run import ReplayRun
 from dspark_convert.formats.read import DraftSource, Examination, examine
 from dspark_convert.formats.target import TargetWeights, find_target_weights
@@ -23,6 +23,7 @@ from dspark_convert.runtime.drafting import count_tokens
 from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.runtime.load import load_source
+from dspark_convert.runtime.records import Progress
 from dspark_convert.schemas.report import CheckId, CheckResult
 from dspark_convert.traces.plan import choose_stop_token_ids
 from dspark_convert.traces.prompts import encode_prompts, read_prompts

@@ -12,10 +12,11 @@ from dspark_convert.checks.acceptance import AcceptanceSettings, measure_accepta
 from dspark_convert.checks.confidence import check_confidence
 from dspark_convert.checks.marked_texts import Marks, mark_decoded
 from dspark_convert.checks.observer import RunObserver
-from dspark_convert.checks.options import DecoderOption, Progress, VerifyOptions
+from dspark_convert.checks.options import DecoderOption, VerifyOptions
 from dspark_convert.runtime import CausalTarget, DecodeOptions, DecodeResult, DraftModel, decode
 from dspark_convert.runtime.drafting import count_tokens
 from dspark_convert.runtime.fast import decode_fast, why_unsupported
+from dspark_convert.runtime.records import Progress
 from dspark_convert.schemas.report import CheckResult
 
 

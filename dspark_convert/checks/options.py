@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -12,9 +11,6 @@ from dspark_convert.errors import Finding, UsageError
 from dspark_convert.runtime import DecodeOptions
 from dspark_convert.runtime.machine import Machine, unusable_option
 from dspark_convert.schemas.trace import TraceHeader
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many prompts are done, and their total."""
 
 DecoderOption = Literal["auto", "plain", "fast"]
 

@@ -5,7 +5,6 @@ Shapes: M anchors of a text, N drafted tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +25,7 @@ from dspark_convert.replay.replay import (
 )
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.drafting import count_tokens
-from dspark_convert.runtime.records import DecodeOptions
+from dspark_convert.runtime.records import DecodeOptions, Progress, no_progress
 from dspark_convert.schemas.numbers import (
     PromptExpectation,
     PromptRounds,
@@ -38,8 +37,6 @@ from dspark_convert.traces.trace import Trace
 THRESHOLDS: Floats = np.arange(1, 10) / 10
 """Confidence thresholds whose accepted length is reported."""
 
-Progress = Callable[[str, int, int], None]
-
 
 class ReplayRun:
     """All texts of a trace, run through a draft; a text is summed up before the next is read."""
@@ -50,7 +47,7 @@ class ReplayRun:
         trace: Trace,
         options: ReplayOptions,
         *,
-        on_progress: Progress = lambda *news: None,
+        on_progress: Progress = no_progress,
     ) -> None:
         self.decode = options.decode
         self.num_tokens = count_tokens(draft, self.decode)

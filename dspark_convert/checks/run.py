@@ -10,8 +10,9 @@ from dspark_convert import __version__
 from dspark_convert.checks import CHECKS
 from dspark_convert.checks.context import CheckContext
 from dspark_convert.checks.marked_texts import mark_up, worst_texts
-from dspark_convert.checks.options import Progress, VerifyOptions
+from dspark_convert.checks.options import VerifyOptions
 from dspark_convert.checks.settings import describe_draft, describe_settings, describe_target
+from dspark_convert.runtime.records import Progress, no_progress
 from dspark_convert.schemas.report import (
     CheckResult,
     ExampleText,
@@ -22,7 +23,7 @@ from dspark_convert.schemas.report import (
 __all__ = ["VerifyOptions", "overall", "verify"]
 
 
-def verify(options: VerifyOptions, *, on_progress: Progress = lambda *news: None) -> VerifyReport:
+def verify(options: VerifyOptions, *, on_progress: Progress = no_progress) -> VerifyReport:
     """Run the checks.
 
     Raises:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -29,6 +29,9 @@ from rich.text import Text
 
 from dspark_convert.errors import Finding
 from dspark_convert.reports.text import visible as visible
+
+if TYPE_CHECKING:
+    from dspark_convert.runtime.records import Progress as OnProgress
 
 _SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -102,7 +105,7 @@ class Sink:
             yield lambda count: bar.advance(task, count)
 
     @contextmanager
-    def steps(self) -> Iterator[Callable[[str, int, int], None]]:
+    def steps(self) -> Iterator[OnProgress]:
         """A bar over counted steps on a terminal; yields a function of (what, done, total)."""
         if not self.shows_progress:
             yield lambda what, done, total: None

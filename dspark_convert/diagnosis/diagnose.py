@@ -8,7 +8,7 @@ On long traces a sample of the anchors settles most readings first (see ``screen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dspark_convert import __version__
@@ -25,7 +25,7 @@ from dspark_convert.diagnosis.scores import Scores, score_readings
 from dspark_convert.diagnosis.screening import Sample, Screening, choose_sample, screen
 from dspark_convert.diagnosis.subject import DiagnosisInput, ReplayInput
 from dspark_convert.errors import Finding, UsageError
-from dspark_convert.runtime.records import DecodeOptions
+from dspark_convert.runtime.records import DecodeOptions, Progress, no_progress
 from dspark_convert.runtime.replay import PLAIN
 from dspark_convert.runtime.replay_steps import ReplaySteps
 from dspark_convert.schemas.diagnosis import (
@@ -36,8 +36,6 @@ from dspark_convert.schemas.diagnosis import (
 )
 from dspark_convert.schemas.trace import TraceHeader
 
-Progress = Callable[[str, int, int], None]
-
 
 def diagnose(
     suspect: DiagnosisInput,
@@ -45,7 +43,7 @@ def diagnose(
     *,
     seed: int = 0,
     steps: ReplaySteps = PLAIN,
-    on_progress: Progress = lambda *news: None,
+    on_progress: Progress = no_progress,
 ) -> Diagnosis:
     """Try every reading of a draft on recorded texts.
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dspark_convert.diagnosis.diagnose import Progress, diagnose
+from dspark_convert.diagnosis.diagnose import diagnose
 from dspark_convert.diagnosis.options import DiagnoseOptions
 from dspark_convert.diagnosis.subject import DiagnosisInput, suspect_of_target, suspect_of_trace
 from dspark_convert.runtime import DecodeOptions
 from dspark_convert.runtime.fast import choose_steps
+from dspark_convert.runtime.records import Progress, no_progress
 from dspark_convert.runtime.replay import PLAIN
 from dspark_convert.schemas.diagnosis import Diagnosis
 from dspark_convert.traces.record import TargetRunOptions
 from dspark_convert.traces.trace import open_trace
 
 
-def run_diagnosis(
-    options: DiagnoseOptions, *, on_progress: Progress = lambda *news: None
-) -> Diagnosis:
+def run_diagnosis(options: DiagnoseOptions, *, on_progress: Progress = no_progress) -> Diagnosis:
     """Diagnose a draft.
 
     Raises:

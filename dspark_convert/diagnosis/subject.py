@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.load import load_source, read_weight
 from dspark_convert.runtime.load_target import load_target
 from dspark_convert.runtime.machine import Machine
+from dspark_convert.runtime.records import Progress
 from dspark_convert.schemas.diagnosis import HypothesisResult, StaticId
 from dspark_convert.schemas.trace import TraceHeader
 from dspark_convert.traces.generate import TextInput
@@ -33,8 +34,6 @@ from dspark_convert.traces.record import TargetRunOptions, plan_header, run_text
 from dspark_convert.traces.target_head import load_final_norm
 from dspark_convert.traces.tokenizer import load_tokenizer
 from dspark_convert.traces.trace import Trace, TraceSequence, require_draft, require_target
-
-Progress = Callable[[str, int, int], None]
 
 _UNDECIDED_TABLE = {"d2t-ambiguous", "d2t-all-zero"}
 """Reading refuses these, but a diagnosis can look into them: the table is usable as offsets."""

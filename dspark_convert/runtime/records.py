@@ -118,3 +118,10 @@ class Observation:
 
 
 Observer = Callable[[Observation], None]
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many texts are done, and their total."""
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Where nobody follows the progress."""

@@ -20,6 +20,7 @@ from dspark_convert import __version__
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.runtime.dtypes import FLOAT_DTYPES
+from dspark_convert.runtime.records import Progress, no_progress
 from dspark_convert.runtime.sampling import option_out_of_range
 from dspark_convert.schemas.trace import TraceHeader, TraceSampling, TraceSequenceEntry
 from dspark_convert.traces.file import trace_error
@@ -43,8 +44,6 @@ from dspark_convert.traces.vllm_files import (
     text_too_short,
 )
 from dspark_convert.traces.writer import staged_trace, trace_nbytes
-
-Progress = Callable[[str, int, int], None]
 
 MIN_AGREEMENT = 0.9
 """If a smaller share of its tokens are the target's first choice, a text is not greedy.
@@ -102,7 +101,7 @@ def import_vllm(
     options: ImportOptions,
     *,
     on_size: Callable[[int], None] = lambda nbytes: None,
-    on_progress: Progress = lambda *news: None,
+    on_progress: Progress = no_progress,
 ) -> tuple[TraceHeader, tuple[Finding, ...]]:
     """Make the trace; returns its header and notes about it.
 

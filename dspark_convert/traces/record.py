@@ -16,6 +16,7 @@ from dspark_convert.runtime.decode import check_prompts
 from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.load_target import load_target
 from dspark_convert.runtime.machine import Machine
+from dspark_convert.runtime.records import Progress, no_progress
 from dspark_convert.runtime.sampling import SamplingOptions, option_out_of_range
 from dspark_convert.runtime.target import Target
 from dspark_convert.schemas.trace import (
@@ -44,8 +45,6 @@ from dspark_convert.traces.prompts import encode_given, encode_prompts, read_pro
 from dspark_convert.traces.tokenizer import load_tokenizer
 from dspark_convert.traces.trace import TraceSequence
 from dspark_convert.traces.writer import staged_trace, trace_nbytes
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +104,7 @@ def record(
     options: RecordOptions,
     *,
     on_size: Callable[[int], None] = lambda nbytes: None,
-    on_progress: Progress = lambda *news: None,
+    on_progress: Progress = no_progress,
 ) -> TraceHeader:
     """Record a trace for a draft and return its header.
 

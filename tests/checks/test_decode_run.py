@@ -13,11 +13,12 @@ torch = pytest.importorskip("torch")
 from torch import Tensor
 
 from dspark_convert.checks.decode_run import choose_decoder
-from dspark_convert.checks.options import DecoderOption, Progress
+from dspark_convert.checks.options import DecoderOption
 from dspark_convert.checks.run import VerifyOptions, verify
 from dspark_convert.runtime import DecodeOptions, rejection
 from dspark_convert.runtime.fast import sampling
 from dspark_convert.runtime.machine import Machine
+from dspark_convert.runtime.records import Progress
 from dspark_convert.runtime.rejection import compute_residual
 from dspark_convert.schemas.report import CheckResult, VerifyReport
 from tests.conftest import mostly_slow

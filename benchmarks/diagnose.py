@@ -66,20 +66,20 @@ class Cost:
         return self.diagnosis_seconds / self.replay_seconds
 
 
-def measure_diagnosis(name: str, subject: ReplayInput, tokens: int) -> Cost:
+def measure_diagnosis(name: str, replay_input: ReplayInput, tokens: int) -> Cost:
     """Both on the same texts, of which ``tokens`` anchors each are replayed."""
-    draft = subject.draft
+    draft = replay_input.draft
     steps = choose_steps(draft, "auto")
-    readings, backbones = count_work(subject)
+    readings, backbones = count_work(replay_input)
     decode = DecodeOptions(max_new_tokens=tokens, temperature=TEMPERATURE)
-    suspect = DiagnosisInput(name, "random", (), (), subject)
+    inputs = DiagnosisInput(name, "random", (), (), replay_input)
     replays, diagnoses = [], []
     for _ in range(WARM_UP + RUNS):
         with stopwatch(draft.device) as replay_seconds:
-            for text in subject.texts:
+            for text in replay_input.texts:
                 replay_one(draft, text, TEMPERATURE)
         with stopwatch(draft.device) as diagnosis_seconds:
-            diagnosis = diagnose(suspect, decode, steps=steps)
+            diagnosis = diagnose(inputs, decode, steps=steps)
         replays.append(replay_seconds())
         diagnoses.append(diagnosis_seconds())
     return Cost(
@@ -95,13 +95,13 @@ def measure_diagnosis(name: str, subject: ReplayInput, tokens: int) -> Cost:
     )
 
 
-def count_work(subject: ReplayInput) -> tuple[int, int]:
+def count_work(replay_input: ReplayInput) -> tuple[int, int]:
     """Readings that are tried, and backbones among them."""
-    readings = [trial.reading for trial in plan_trials(subject)[0]]
+    readings = [trial.reading for trial in plan_trials(replay_input)[0]]
     return len(readings), len(SharedReplay(readings).backbones)
 
 
-def build_subject(size: Size, device: torch.device, texts: int, tokens: int) -> ReplayInput:
+def build_replay_input(size: Size, device: torch.device, texts: int, tokens: int) -> ReplayInput:
     """A random draft with all that is known of its target, and texts of ``tokens`` anchors."""
     draft = build_draft(size, size.vocabulary, device)
     past = draft.config.num_speculative_tokens + 1
@@ -111,21 +111,23 @@ def build_subject(size: Size, device: torch.device, texts: int, tokens: int) -> 
         random_sequence(draft, 1 + tokens + past, layer_ids, seed=seed) for seed in range(texts)
     ]
     weights = draft.state_dict()
-    around = TargetFacts(
+    facts = TargetFacts(
         build_header(size, sequences, tokens, past),
         config={"rope_theta": 5e6},
         tensors={name: weights[name].cpu().roll(1, 0) for name in (EMBEDDING, LM_HEAD)},
         special_token_ids=tuple(range(MAX_MASKS)),
     )
-    return ReplayInput(draft, around, sequences)
+    return ReplayInput(draft, facts, sequences)
 
 
-def plant_cause(subject: ReplayInput) -> ReplayInput:
+def plant_cause(replay_input: ReplayInput) -> ReplayInput:
     """The same draft, with texts on which it would do well if it were read as ``BETTER``."""
     (right,) = (
-        trial.reading.draft for trial in plan_trials(subject)[0] if trial.hypothesis.id == BETTER
+        trial.reading.draft
+        for trial in plan_trials(replay_input)[0]
+        if trial.hypothesis.id == BETTER
     )
-    return replace(subject, texts=[agree_with(right, text) for text in subject.texts])
+    return replace(replay_input, texts=[agree_with(right, text) for text in replay_input.texts])
 
 
 @torch.no_grad()
@@ -214,10 +216,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     size, device = (TINY, "cpu") if options.tiny else (QWEN3_8B, "cuda")
-    subject = build_subject(size, torch.device(device), options.texts, options.tokens)
+    replay_input = build_replay_input(size, torch.device(device), options.texts, options.tokens)
     name = f"random, D = {size.vocabulary}"
-    subjects = subject, plant_cause(subject)
-    costs = [measure_diagnosis(name, each, options.tokens) for each in subjects]
+    inputs = replay_input, plant_cause(replay_input)
+    costs = [measure_diagnosis(name, each, options.tokens) for each in inputs]
     print(describe_machine())
     print("\n".join(show(costs)))
     if options.json:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dspark_convert.diagnosis.diagnose import diagnose
     from dspark_convert.diagnosis.options import DiagnoseOptions
     from dspark_convert.diagnosis.run import run_diagnosis
-    from dspark_convert.diagnosis.subject import suspect_of_target, suspect_of_trace
+    from dspark_convert.diagnosis.subject import diagnosis_input_of_target, diagnosis_input_of_trace
     from dspark_convert.errors import DSparkError
     from dspark_convert.formats.overrides import Overrides
     from dspark_convert.reports.compare import DropLimits, compare_reports
@@ -61,6 +61,8 @@ _HOMES = {
     "compare_reports": "reports.compare",
     "decode": "runtime",
     "diagnose": "diagnosis.diagnose",
+    "diagnosis_input_of_target": "diagnosis.subject",
+    "diagnosis_input_of_trace": "diagnosis.subject",
     "follow_gate": "reports.gate",
     "inspect_draft": "conversion",
     "load_draft": "runtime",
@@ -77,8 +79,6 @@ _HOMES = {
     "report_engines": "conversion",
     "run_conversion": "conversion",
     "run_diagnosis": "diagnosis.run",
-    "suspect_of_target": "diagnosis.subject",
-    "suspect_of_trace": "diagnosis.subject",
     "verify": "checks.run",
 }
 _WITH_PYTORCH = {"runtime", "traces", "checks", "diagnosis"}
@@ -99,6 +99,8 @@ __all__ = [
     "compare_reports",
     "decode",
     "diagnose",
+    "diagnosis_input_of_target",
+    "diagnosis_input_of_trace",
     "follow_gate",
     "inspect_draft",
     "load_draft",
@@ -115,8 +117,6 @@ __all__ = [
     "report_engines",
     "run_conversion",
     "run_diagnosis",
-    "suspect_of_target",
-    "suspect_of_trace",
     "verify",
 ]
 

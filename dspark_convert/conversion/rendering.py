@@ -118,11 +118,11 @@ def _changed_fields(
     document: Document, config: DraftConfig, dialect: Dialect, needless: Mapping[str, str]
 ) -> dict[str, Any]:
     """Fields for which ``document`` disagrees with ``config``, or says nothing."""
-    today, unheard = render(config, dialect), Findings()
+    today, ignored = render(config, dialect), Findings()
     changed = {}
     for rule in dialect.rules:
-        value = read_field(rule, today, CONFIG_FILE, unheard)
-        before = read_field(rule, document, CONFIG_FILE, unheard)
+        value = read_field(rule, today, CONFIG_FILE, ignored)
+        before = read_field(rule, document, CONFIG_FILE, ignored)
         if value.paths and value.value != before.value and rule.field not in needless:
             changed[rule.field] = value.value
     return changed

@@ -38,7 +38,7 @@ from dspark_convert.schemas.trace import TraceHeader
 
 
 def diagnose(
-    suspect: DiagnosisInput,
+    inputs: DiagnosisInput,
     decode: DecodeOptions,
     *,
     seed: int = 0,
@@ -56,13 +56,20 @@ def diagnose(
             ``replay_sequence``).
         TraceError: a text cannot be read.
     """
-    subject = suspect.subject
-    if subject is None:
-        return _conclude(suspect, suspect.static, decision_rule(0), None, judged_texts=0, seed=seed)
-    header = subject.around.header
+    replay_input = inputs.replay_input
+    if replay_input is None:
+        return _conclude(
+            inputs,
+            inputs.static,
+            decision_rule(0),
+            None,
+            judged_texts=0,
+            seed=seed,
+        )
+    header = replay_input.facts.header
     _require_own_texts(header)
-    trials, refused = plan_trials(subject)
-    run = _Run(subject, decode, steps, on_progress)
+    trials, refused = plan_trials(replay_input)
+    run = _Run(replay_input, decode, steps, on_progress)
     statistics = 1 if header.top_temperature is None else 2
     rule = decision_rule((len(trials) - 1) * statistics)
     sample = choose_sample(header, decode)
@@ -77,20 +84,20 @@ def diagnose(
         _, outdone = run.decide(again, rule, seed, doing="diagnosing again")
     tried = best_of_each([*results, *outdone, *screening.rejected])
     results = [judge.declared(trials[0]), *tried, *refused]
-    return _conclude(suspect, results, rule, steps, judged_texts=judge.texts, seed=seed)
+    return _conclude(inputs, results, rule, steps, judged_texts=judge.texts, seed=seed)
 
 
 @dataclass(frozen=True)
 class _Run:
     """What trials are replayed on."""
 
-    subject: ReplayInput
+    replay_input: ReplayInput
     decode: DecodeOptions
     steps: ReplaySteps
     on_progress: Progress
 
     def score(self, trials: Sequence[Trial], doing: str, sample: Sample | None) -> list[Scores]:
-        header, texts = self.subject.around.header, self.subject.texts
+        header, texts = self.replay_input.facts.header, self.replay_input.texts
         chosen = range(len(texts)) if sample is None else sample.texts
         return score_readings(
             [trial.reading for trial in trials],
@@ -117,12 +124,12 @@ class _Run:
         return judge, results
 
 
-def plan_trials(subject: ReplayInput) -> tuple[list[Trial], list[HypothesisResult]]:
+def plan_trials(replay_input: ReplayInput) -> tuple[list[Trial], list[HypothesisResult]]:
     """Readings to try, the declared one first; and hypotheses that cannot be tried, and why."""
     trials, refused = [], []
     for hypothesis in HYPOTHESES:
         try:
-            readings = hypothesis.read(subject.draft, subject.around)
+            readings = hypothesis.read(replay_input.draft, replay_input.facts)
         except NotApplicableError as error:
             refused.append(
                 HypothesisResult(id=hypothesis.id, status="not-applicable", reason=str(error))
@@ -133,7 +140,7 @@ def plan_trials(subject: ReplayInput) -> tuple[list[Trial], list[HypothesisResul
 
 
 def _conclude(
-    suspect: DiagnosisInput,
+    inputs: DiagnosisInput,
     results: Sequence[HypothesisResult],
     rule: DecisionRule,
     steps: ReplaySteps | None,
@@ -141,7 +148,7 @@ def _conclude(
     judged_texts: int,
     seed: int,
 ) -> Diagnosis:
-    header = None if suspect.subject is None else suspect.subject.around.header
+    header = None if inputs.replay_input is None else inputs.replay_input.facts.header
     verdict, best, reason = _verdict(results, judged_texts, rule)
     ordered = sorted(results, key=lambda result: result.id != best)
     return Diagnosis(
@@ -149,8 +156,8 @@ def _conclude(
         verdict=verdict,
         best=best,
         reason=reason,
-        draft=suspect.name,
-        target=suspect.target,
+        draft=inputs.name,
+        target=inputs.target,
         texts=0 if header is None else len(header.sequences),
         anchors=results[0].anchors or 0,
         temperature=None if header is None else header.sampling.temperature,
@@ -160,7 +167,7 @@ def _conclude(
         seed=seed,
         decision=rule,
         hypotheses=tuple(ordered),
-        findings=suspect.findings,
+        findings=inputs.findings,
     )
 
 

@@ -143,11 +143,11 @@ def reread(
     return reading.to(draft.device)
 
 
-def _declared(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def _declared(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     return [Reading(reread(draft), None)]
 
 
-def _other_layout(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def _other_layout(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     flip = {
         Layout.ANCHOR_FIRST: Layout.BONUS_ANCHOR,
         Layout.BONUS_ANCHOR: Layout.ANCHOR_FIRST,
@@ -160,12 +160,12 @@ def _other_layout(draft: DraftModel, around: TargetFacts) -> list[Reading]:
 
 
 def _shift_layers(step: int) -> ReadDraft:
-    def read(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+    def read(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
         layer_ids = tuple(layer_id + step for layer_id in draft.config.target_layer_ids)
-        depth = around.header.target.num_hidden_layers
+        depth = facts.header.target.num_hidden_layers
         if beyond := [layer_id for layer_id in layer_ids if not -1 <= layer_id < depth]:
             raise NotApplicableError(f"the target has no layer {beyond[0]}")
-        if missing := sorted(set(layer_ids) - set(around.header.layer_ids)):
+        if missing := sorted(set(layer_ids) - set(facts.header.layer_ids)):
             raise NotApplicableError(
                 f"the trace lacks layers {', '.join(map(str, missing))}; record with --neighbours"
             )
@@ -175,11 +175,11 @@ def _shift_layers(step: int) -> ReadDraft:
     return read
 
 
-def _normed_last_layer(draft: DraftModel, around: TargetFacts) -> list[Reading]:
-    last = around.header.target.num_hidden_layers - 1
+def _normed_last_layer(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
+    last = facts.header.target.num_hidden_layers - 1
     if last not in draft.config.target_layer_ids:
         raise NotApplicableError("the draft does not read the target's last layer")
-    norm = around.norm
+    norm = facts.norm
     if norm is None:
         raise NotApplicableError("the target's final norm is not known; give its folder")
 
@@ -193,9 +193,9 @@ def _normed_last_layer(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     return [Reading(reread(draft), advice, edit)]
 
 
-def _absolute_table(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def _absolute_table(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     stored = _require_table(draft)
-    size = min(draft.config.vocab_size, around.header.target.vocab_size)
+    size = min(draft.config.vocab_size, facts.header.target.vocab_size)
     if (
         int(stored.min()) < 0
         or int(stored.max()) >= size
@@ -206,7 +206,7 @@ def _absolute_table(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     return [Reading(reread(draft, table=offsets), _convert("--d2t absolute"))]
 
 
-def _without_markov(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def _without_markov(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     _require_markov(draft)
     return [
         Reading(
@@ -216,7 +216,7 @@ def _without_markov(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     ]
 
 
-def _late_markov(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def _late_markov(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     _require_markov(draft)
     late = reread(draft)
     assert late.markov_head is not None
@@ -228,9 +228,9 @@ def _late_markov(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     return [Reading(late, advice)]
 
 
-def _other_mask(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def _other_mask(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     declared, size = draft.config.mask_token_id, draft.config.vocab_size
-    known = (*around.special_token_ids, *around.header.stop_token_ids, size - 1, 0)
+    known = (*facts.special_token_ids, *facts.header.stop_token_ids, size - 1, 0)
     candidates = [mask for mask in dict.fromkeys(known) if mask < size and mask != declared]
     if not candidates:
         raise NotApplicableError("no other token is likely to be the mask token")
@@ -241,7 +241,7 @@ def _other_mask(draft: DraftModel, around: TargetFacts) -> list[Reading]:
 
 
 def _shift_block(step: int) -> ReadDraft:
-    def read(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+    def read(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
         shifted = reread(draft, kind=ShiftedDraft)
         assert isinstance(shifted, ShiftedDraft)
         shifted.step = step
@@ -252,9 +252,9 @@ def _shift_block(step: int) -> ReadDraft:
     return read
 
 
-def _other_rope_base(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def _other_rope_base(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     parameters = draft.config.rope_parameters
-    theirs = [] if around.config is None else [_rope_base(around.config)]
+    theirs = [] if facts.config is None else [_rope_base(facts.config)]
     bases = dict.fromkeys(base for base in (*theirs, *COMMON_ROPE_BASES) if base is not None)
     return [
         Reading(
@@ -266,7 +266,7 @@ def _other_rope_base(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     ]
 
 
-def _unscaled_rope(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def _unscaled_rope(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     parameters = draft.config.rope_parameters
     if parameters.get("rope_type", "default") == "default":
         raise NotApplicableError("RoPE is not scaled")
@@ -275,7 +275,7 @@ def _unscaled_rope(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     return [Reading(reread(draft, {"rope_parameters": plain}), fix)]
 
 
-def _full_attention(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def _full_attention(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     if not draft.config.slides:
         raise NotApplicableError("no layer has a sliding window")
     types = ("full_attention",) * draft.config.num_hidden_layers
@@ -283,20 +283,20 @@ def _full_attention(draft: DraftModel, around: TargetFacts) -> list[Reading]:
     return [Reading(reread(draft, {"layer_types": types}), fix)]
 
 
-def _causal_sliding(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def _causal_sliding(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     if not draft.config.slides or not draft.config.sliding_window_non_causal:
         raise NotApplicableError("no sliding layer sees its whole block")
     change = {"sliding_window_non_causal": False}
     return [Reading(reread(draft, change), "sliding_window_non_causal must be false")]
 
 
-def _target_embedding(draft: DraftModel, around: TargetFacts) -> list[Reading]:
-    theirs = _tensor(around, EMBEDDING)
+def _target_embedding(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
+    theirs = _tensor(facts, EMBEDDING)
     return [_with_tensor(draft, EMBEDDING, theirs)]
 
 
-def _target_head(draft: DraftModel, around: TargetFacts) -> list[Reading]:
-    theirs = _tensor(around, LM_HEAD)
+def _target_head(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
+    theirs = _tensor(facts, LM_HEAD)
     wanted = draft.vocabulary.target_ids.to(theirs.device)
     if draft.config.reduced_vocabulary and int(wanted.max()) < len(theirs):
         theirs = theirs[wanted]
@@ -348,10 +348,10 @@ def _rope_base(config: Mapping[str, Any]) -> float | None:
     return float(base) if isinstance(base, (int, float)) and base > 0 else None
 
 
-def _tensor(around: TargetFacts, name: str) -> Tensor:
-    if around.tensors is None or name not in around.tensors:
+def _tensor(facts: TargetFacts, name: str) -> Tensor:
+    if facts.tensors is None or name not in facts.tensors:
         raise NotApplicableError("the target's tensor is not known; give its folder")
-    return around.tensors[name]
+    return facts.tensors[name]
 
 
 def _with_tensor(draft: DraftModel, name: str, theirs: Tensor) -> Reading:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dspark_convert.diagnosis.diagnose import diagnose
 from dspark_convert.diagnosis.options import DiagnoseOptions
-from dspark_convert.diagnosis.subject import DiagnosisInput, suspect_of_target, suspect_of_trace
+from dspark_convert.diagnosis.subject import (
+    DiagnosisInput,
+    diagnosis_input_of_target,
+    diagnosis_input_of_trace,
+)
 from dspark_convert.runtime import DecodeOptions
 from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.runtime.records import Progress, no_progress
@@ -22,27 +26,27 @@ def run_diagnosis(options: DiagnoseOptions, *, on_progress: Progress = no_progre
         CheckpointError, DialectError, DraftError, PromptError, TraceError: an input cannot be read.
     """
     options.check()
-    suspect, decode = _find_suspect(options, on_progress)
-    subject = suspect.subject
-    steps = PLAIN if subject is None else choose_steps(subject.draft, options.decoder)
-    return diagnose(suspect, decode, seed=options.seed, steps=steps, on_progress=on_progress)
+    inputs, decode = _find_input(options, on_progress)
+    replay_input = inputs.replay_input
+    steps = PLAIN if replay_input is None else choose_steps(replay_input.draft, options.decoder)
+    return diagnose(inputs, decode, seed=options.seed, steps=steps, on_progress=on_progress)
 
 
-def _find_suspect(
+def _find_input(
     options: DiagnoseOptions, on_progress: Progress
 ) -> tuple[DiagnosisInput, DecodeOptions]:
     """The draft with its texts, and how they were made."""
     if options.trace is not None:
         trace = open_trace(options.trace)
         decode = options.follow_trace(trace.header)
-        suspect = suspect_of_trace(
+        inputs = diagnosis_input_of_trace(
             options.draft, trace, target=options.target_weights, machine=options.machine
         )
-        return suspect, decode
-    suspect = suspect_of_target(_target_run(options), on_progress=on_progress)
-    if suspect.subject is not None:
-        return suspect, options.follow_trace(suspect.subject.around.header)
-    return suspect, options.decode
+        return inputs, decode
+    inputs = diagnosis_input_of_target(_target_run(options), on_progress=on_progress)
+    if inputs.replay_input is not None:
+        return inputs, options.follow_trace(inputs.replay_input.facts.header)
+    return inputs, options.decode
 
 
 def _target_run(options: DiagnoseOptions) -> TargetRunOptions:

@@ -55,24 +55,24 @@ class ReplayInput:
     """
 
     draft: DraftModel
-    around: TargetFacts
+    facts: TargetFacts
     texts: Trace | Sequence[TraceSequence]
 
 
 @dataclass(frozen=True)
 class DiagnosisInput:
-    """A draft under suspicion."""
+    """A draft to diagnose, and what of it can be replayed."""
 
     name: str
     target: str
     findings: tuple[Finding, ...]
     static: tuple[HypothesisResult, ...]
     """Causes that were found without running anything."""
-    subject: ReplayInput | None
+    replay_input: ReplayInput | None
     """None if there is a static cause, which makes all readings meaningless."""
 
 
-def suspect_of_trace(
+def diagnosis_input_of_trace(
     folder: Path,
     trace: Trace,
     *,
@@ -98,7 +98,7 @@ def suspect_of_trace(
     recorded, header = trace.header.target, trace.header
     sizes = recorded.model_dump(include={"hidden_size", "num_hidden_layers", "vocab_size"})
     static = _find_static(source, outputs, sizes, recorded.vocab_size)
-    subject = None
+    replay_input = None
     if not static:
         require_draft(trace, source.config)
         tensors = trace.stand_ins() if weights is None else _load_borrowable(weights)
@@ -110,15 +110,19 @@ def suspect_of_trace(
             stand_ins=trace.lent_to(source.config),
             loaded=_by_place(source, outputs, weights, tensors),
         )
-        around = TargetFacts(header, tensors=tensors)
+        facts = TargetFacts(header, tensors=tensors)
         if weights is not None:
             tokenizer = _try_tokenizer(weights, machine)
-            around = _gather_facts(header, weights, tensors, tokenizer, machine)
-        subject = ReplayInput(draft, around, trace)
-    return DiagnosisInput(display_name(folder), recorded.name, tuple(findings), static, subject)
+            facts = _gather_facts(header, weights, tensors, tokenizer, machine)
+        replay_input = ReplayInput(draft, facts, trace)
+    return DiagnosisInput(
+        display_name(folder), recorded.name, tuple(findings), static, replay_input
+    )
 
 
-def suspect_of_target(options: TargetRunOptions, *, on_progress: Progress) -> DiagnosisInput:
+def diagnosis_input_of_target(
+    options: TargetRunOptions, *, on_progress: Progress
+) -> DiagnosisInput:
     """A draft and a target, which is run over the prompts, neighbouring layers included.
 
     The texts stay in memory.
@@ -131,7 +135,7 @@ def suspect_of_target(options: TargetRunOptions, *, on_progress: Progress) -> Di
     source, findings = _read(options.draft)
     outputs = _load_outputs(source)
     static = _find_static(source, outputs, weights.config, weights.vocab_size)
-    subject = None
+    replay_input = None
     if not static:
         tensors = _load_borrowable(weights)
         draft = load_source(
@@ -151,10 +155,10 @@ def suspect_of_target(options: TargetRunOptions, *, on_progress: Progress) -> Di
         texts = _run(options, header, weights, inputs, on_progress)
         # Texts may have ended before the limit that the header was planned with.
         header = header.model_copy(update={"sequences": tuple(text.entry for text in texts)})
-        around = _gather_facts(header, weights, tensors, tokenizer, options.machine)
-        subject = ReplayInput(draft, around, texts)
+        facts = _gather_facts(header, weights, tensors, tokenizer, options.machine)
+        replay_input = ReplayInput(draft, facts, texts)
     name, target = display_name(options.draft), display_name(options.target)
-    return DiagnosisInput(name, target, tuple(findings), static, subject)
+    return DiagnosisInput(name, target, tuple(findings), static, replay_input)
 
 
 def _read(folder: Path) -> tuple[DraftSource, Findings]:

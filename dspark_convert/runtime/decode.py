@@ -136,8 +136,8 @@ class _Batch:
         output = self.session.prefill(torch.tensor(padded, device=self.target.device), lengths)
         self._remember(output.features, self._tensor([range(width)] * len(lengths)))
         nothing = self.drafter.draft_nothing(len(lengths))
-        verdict = self._verify(output.logits, nothing, [length - 1 for length in lengths])
-        for row, token_id in zip(self.rows, verdict.next_token_ids.tolist(), strict=True):
+        acceptance = self._verify(output.logits, nothing, [length - 1 for length in lengths])
+        for row, token_id in zip(self.rows, acceptance.next_token_ids.tolist(), strict=True):
             row.token_ids.append(token_id)
         self._drop_finished()
 
@@ -162,12 +162,12 @@ class _Batch:
         """Accept or reject, and show the observer why."""
         logits, q, p = logits_RQV.to(self.draft.device), drafted.probabilities, None
         if q is None:
-            verdict = verify_greedy(logits.argmax(-1), drafted.target_ids, drafted.lengths)
+            acceptance = verify_greedy(logits.argmax(-1), drafted.target_ids, drafted.lengths)
         else:
             p = compute_probabilities(logits, self.options.sampling)
             rows, num_tokens = drafted.target_ids.shape
             uniforms = Uniforms.draw(rows, num_tokens, require_generator(self.generator))
-            verdict = verify_sampled(p, q, drafted.target_ids, drafted.lengths, uniforms)
+            acceptance = verify_sampled(p, q, drafted.target_ids, drafted.lengths, uniforms)
         if self.observer is not None:
             self.observer(
                 Observation(
@@ -178,11 +178,11 @@ class _Batch:
                     draft_probabilities=q,
                     draft_ids=drafted.target_ids,
                     lengths=drafted.lengths,
-                    accepted=verdict.accepted,
-                    next_token_ids=verdict.next_token_ids,
+                    accepted=acceptance.accepted,
+                    next_token_ids=acceptance.next_token_ids,
                 )
             )
-        return verdict
+        return acceptance
 
     def _remember(self, features: Tensor, position_ids_RQ: Tensor) -> None:
         context = self.draft.compute_context(features.to(self.draft.device), position_ids_RQ)
@@ -199,12 +199,12 @@ class _Batch:
         return torch.tensor(values, device=self.draft.device)
 
 
-def _to_host(drafted: Drafted, verdict: Acceptance) -> list[Outcome]:
+def _to_host(drafted: Drafted, acceptance: Acceptance) -> list[Outcome]:
     """The outcome of a round, in one copy."""
     columns = (
         drafted.lengths[:, None],
-        verdict.accepted[:, None],
-        verdict.next_token_ids[:, None],
+        acceptance.accepted[:, None],
+        acceptance.next_token_ids[:, None],
         drafted.target_ids,
     )
     return unpack_outcomes(torch.cat(columns, 1), drafted.confidence)

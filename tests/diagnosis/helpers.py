@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark_convert.diagnosis.diagnose import diagnose
-from dspark_convert.diagnosis.subject import suspect_of_trace
+from dspark_convert.diagnosis.subject import diagnosis_input_of_trace
 from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.runtime.sampling import SamplingOptions
@@ -56,8 +56,8 @@ def run(folder: Path, trace: Trace, *, target: Path | None = TARGET) -> Diagnosi
         stop_token_ids=frozenset(header.stop_token_ids),
         temperature=header.sampling.temperature,
     )
-    suspect = suspect_of_trace(folder, trace, target=target, machine=FLOAT32)
-    return diagnose(suspect, decode)
+    inputs = diagnosis_input_of_trace(folder, trace, target=target, machine=FLOAT32)
+    return diagnose(inputs, decode)
 
 
 def by_id(diagnosis: Diagnosis) -> dict[str, HypothesisResult]:

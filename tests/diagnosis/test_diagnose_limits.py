@@ -18,7 +18,7 @@ from dspark_convert.cli.verify import app
 from dspark_convert.diagnosis.decision import MIN_TEXTS, decision_rule
 from dspark_convert.diagnosis.diagnose import _verdict, diagnose
 from dspark_convert.diagnosis.readings import HYPOTHESES, NotApplicableError
-from dspark_convert.diagnosis.subject import suspect_of_target, suspect_of_trace
+from dspark_convert.diagnosis.subject import diagnosis_input_of_target, diagnosis_input_of_trace
 from dspark_convert.errors import TraceError, UsageError
 from dspark_convert.runtime import DecodeOptions
 from dspark_convert.schemas.catalog import schema_of
@@ -184,11 +184,11 @@ def test_texts_of_a_run_are_as_long_as_they_became(tmp_path: Path) -> None:
     """How many anchors there are depends on it; the plan of a run only knows the limit."""
     stops = frozenset(range(0, 1024, 8))
     options = record_options(tmp_path, 3, max_new_tokens=20, stop_token_ids=stops)
-    suspect = suspect_of_target(options, on_progress=lambda *news: None)
-    assert suspect.subject is not None
-    entries = suspect.subject.around.header.sequences
+    inputs = diagnosis_input_of_target(options, on_progress=lambda *news: None)
+    assert inputs.replay_input is not None
+    entries = inputs.replay_input.facts.header.sequences
     assert [entry.num_tokens for entry in entries] == [
-        len(text.token_ids) for text in suspect.subject.texts
+        len(text.token_ids) for text in inputs.replay_input.texts
     ]
     assert any(entry.num_tokens - entry.first_generated <= 20 for entry in entries)
 
@@ -196,8 +196,8 @@ def test_texts_of_a_run_are_as_long_as_they_became(tmp_path: Path) -> None:
 def test_texts_without_an_anchor_say_nothing_of_the_draft(tmp_path: Path) -> None:
     every = frozenset(range(1024))
     options = record_options(tmp_path, 8, max_new_tokens=4, stop_token_ids=every)
-    suspect = suspect_of_target(options, on_progress=lambda *news: None)
-    diagnosis = diagnose(suspect, DecodeOptions(max_new_tokens=4, stop_token_ids=every))
+    inputs = diagnosis_input_of_target(options, on_progress=lambda *news: None)
+    diagnosis = diagnose(inputs, DecodeOptions(max_new_tokens=4, stop_token_ids=every))
     assert (diagnosis.verdict, diagnosis.anchors, diagnosis.texts) == ("undecided", 0, 8)
     assert "end immediately" in diagnosis.reason
 
@@ -208,13 +208,13 @@ def test_texts_come_from_one_place(options: list[str]) -> None:
 
 
 def test_nothing_of_a_reading_is_left_in_the_draft(short_trace: Trace) -> None:
-    suspect = suspect_of_trace(TINY / DENSE, short_trace, target=TARGET, machine=FLOAT32)
-    assert suspect.subject is not None
-    draft = suspect.subject.draft
+    inputs = diagnosis_input_of_trace(TINY / DENSE, short_trace, target=TARGET, machine=FLOAT32)
+    assert inputs.replay_input is not None
+    draft = inputs.replay_input.draft
     config, before = draft.config, {name: x.clone() for name, x in draft.state_dict().items()}
     for hypothesis in HYPOTHESES:
         with suppress(NotApplicableError):
-            hypothesis.read(draft, suspect.subject.around)
+            hypothesis.read(draft, inputs.replay_input.facts)
     assert draft.config == config
     for name, tensor in draft.state_dict().items():
         assert torch.equal(tensor, before[name])

@@ -31,12 +31,12 @@ def negate_norm(config: Config, tensors: Tensors) -> None:
     tensors[NORM] = -tensors[NORM]
 
 
-def read_negated(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def read_negated(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     other = reread(draft, weights={NORM: -draft.state_dict()[NORM]})
     return [Reading(other, "turn the sign of the last norm")]
 
 
-def read_nothing(draft: DraftModel, around: TargetFacts) -> list[Reading]:
+def read_nothing(draft: DraftModel, facts: TargetFacts) -> list[Reading]:
     raise NotApplicableError("there is nothing to read")
 
 

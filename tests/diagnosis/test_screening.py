@@ -20,7 +20,7 @@ from dspark_convert.diagnosis.readings import HYPOTHESES, Reading
 from dspark_convert.diagnosis.scores import Scores
 from dspark_convert.diagnosis.screening import Sample, Screening, choose_sample, screen
 from dspark_convert.diagnosis.shared_replay import SharedReplay
-from dspark_convert.diagnosis.subject import suspect_of_trace
+from dspark_convert.diagnosis.subject import diagnosis_input_of_trace
 from dspark_convert.replay.replay import cut_text
 from dspark_convert.runtime.records import DecodeOptions
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
@@ -117,12 +117,15 @@ def test_no_more_backbones_are_run_than_the_plan_says(
     """All backbones on the sample, and on all anchors those of the readings that are left."""
     sample(monkeypatch, 200)
     steps = CountingSteps()
-    suspect = suspect_of_trace(TINY / DENSE, trace, target=TARGET, machine=FLOAT32)
-    assert suspect.subject is not None
-    names, readings = list_readings(suspect.subject.draft, suspect.subject.around)
+    inputs = diagnosis_input_of_trace(TINY / DENSE, trace, target=TARGET, machine=FLOAT32)
+    assert inputs.replay_input is not None
+    names, readings = list_readings(inputs.replay_input.draft, inputs.replay_input.facts)
     news: list[tuple[str, int, int]] = []
     diagnosis = diagnose(
-        suspect, decode_options(trace), steps=steps, on_progress=lambda *new: news.append(new)
+        inputs,
+        decode_options(trace),
+        steps=steps,
+        on_progress=lambda *new: news.append(new),
     )
     results = [result for result in diagnosis.hypotheses if result.anchors is not None]
     sampled = next(x.anchors for x in results if x.anchors != diagnosis.anchors)
@@ -255,9 +258,9 @@ def test_texts_of_a_sample_are_evenly_spaced(trace: Trace, monkeypatch: pytest.M
     """Those and no others are replayed, and reported as progress."""
     sample(monkeypatch, 100)
     monkeypatch.setattr(screening, "SCREENING_TEXTS", 8)
-    suspect = suspect_of_trace(TINY / DENSE, trace, target=TARGET, machine=FLOAT32)
+    inputs = diagnosis_input_of_trace(TINY / DENSE, trace, target=TARGET, machine=FLOAT32)
     news: list[tuple[str, int, int]] = []
-    diagnosis = diagnose(suspect, decode_options(trace), on_progress=lambda *new: news.append(new))
+    diagnosis = diagnose(inputs, decode_options(trace), on_progress=lambda *new: news.append(new))
     assert len(trace) == 24
     assert news == [("screening", done, 8) for done in range(1, 9)] + [
         ("diagnosing", done, 24) for done in range(1, 25)
@@ -385,9 +388,9 @@ def test_what_was_outdone_is_judged_on_all_anchors_only_if_it_was_in_vain(
 
     monkeypatch.setattr(diagnosing, "screen", prefer)
     folder = build(DENSE, ONE_PLUS_N_DECLARED)
-    suspect = suspect_of_trace(folder, trace, target=TARGET, machine=FLOAT32)
+    inputs = diagnosis_input_of_trace(folder, trace, target=TARGET, machine=FLOAT32)
     diagnosis = diagnose(
-        suspect, decode_options(trace), on_progress=lambda doing, *_: doings.append(doing)
+        inputs, decode_options(trace), on_progress=lambda doing, *_: doings.append(doing)
     )
     assert (diagnosis.verdict, diagnosis.best) == ("cause-found", "layout-other")
     assert diagnosis.hypotheses[0].anchors == diagnosis.anchors

@@ -83,7 +83,7 @@ def texts() -> list[TraceSequence]:
     return record(target, written, prompts, DECODE)
 
 
-def surroundings() -> TargetFacts:
+def target_facts() -> TargetFacts:
     """Everything that a reading may ask for."""
     target = golden_target()
     facts = {"hidden_size": target.hidden_size, "vocab_size": 320, "num_hidden_layers": 4}
@@ -132,14 +132,14 @@ def find(case: str) -> DraftModel:
 
 
 def list_readings(
-    draft: DraftModel, around: TargetFacts | None = None
+    draft: DraftModel, facts: TargetFacts | None = None
 ) -> tuple[list[ReadingId], list[Reading]]:
     """Readings of all hypotheses, and the hypothesis of each."""
     names: list[ReadingId] = []
     readings: list[Reading] = []
     for hypothesis in HYPOTHESES:
         with suppress(NotApplicableError):
-            for reading in hypothesis.read(draft, around or surroundings()):
+            for reading in hypothesis.read(draft, facts or target_facts()):
                 names.append(hypothesis.id)
                 readings.append(reading)
     return names, readings

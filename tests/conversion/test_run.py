@@ -114,10 +114,10 @@ def test_a_file_of_the_hub_cache_with_other_bytes_than_the_hub_has_is_refused(
 
 
 def test_progress_counts_every_copied_byte(source: Path, tmp_path: Path) -> None:
-    heard: list[int] = []
-    convert(source, tmp_path / "out", on_bytes=heard.append)
+    sizes: list[int] = []
+    convert(source, tmp_path / "out", on_bytes=sizes.append)
     copied = tensors_of(tmp_path / "out")
-    assert sum(heard) == sum(len(data) for _, _, data in copied.values())
+    assert sum(sizes) == sum(len(data) for _, _, data in copied.values())
 
 
 def test_overwrite_replaces_an_earlier_result(source: Path, golden: Path, tmp_path: Path) -> None:

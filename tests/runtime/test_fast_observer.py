@@ -173,7 +173,7 @@ def test_p_and_q_are_those_of_whole_passes(variant: str, draft_sampling: str) ->
     ]
 
 
-# What it costs, and who hears of it
+# What it costs, and who is told
 
 
 def test_nothing_more_is_kept_of_a_round_that_nobody_observes() -> None:

@@ -153,7 +153,7 @@ def _theta_of(document: Document, path: tuple[str, ...]) -> dict[str, Any]:
 
 def _parse_value(key: str, text: str, pair: str) -> Any:
     try:
-        value = parse_json(text.encode("utf-8", "surrogateescape"), file="--set")
+        value = parse_json(text.encode("utf-8", "surrogatepass"), file="--set")
     except CheckpointError:
         value = text
     try:

@@ -71,6 +71,8 @@ def test_settable_are_the_fields_and_the_parts_of_rope() -> None:
         ["mask_token_id=1.5"],
         ['mask_token_id="5"'],
         ["mask_token_id=true"],
+        ["markov_head_type=\ud812"],
+        ["mask_token_id=\udcff"],
         ["mask_token_id=null"],
         ["attention_bias=1"],
         ["target_layer_ids=5"],

@@ -219,7 +219,13 @@ def test_every_command_and_every_option_is_documented(name: str, cli: Cli) -> No
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("unbuffered", mostly_slow(["", "1"], fast=[""]))
-@pytest.mark.parametrize("arguments", [("check",), ("inspect", "--json"), ("engines",)])
+@pytest.mark.parametrize(
+    "arguments",
+    mostly_slow(
+        [(("check",),), (("inspect", "--json"),), (("engines",),)],
+        fast=[(("inspect", "--json"),)],
+    ),
+)
 def test_a_full_disk_behind_stdout_is_no_verdict(
     source: Path, arguments: tuple[str, ...], unbuffered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

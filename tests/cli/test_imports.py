@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import mostly_slow
+
 HEAVY = {"torch", "transformers", "scipy", "pandas", "huggingface_hub"}
 
 SCRIPT = """
@@ -23,24 +25,28 @@ print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})
 """
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["convert", "--help"],
-        ["convert", "--version"],
-        ["convert", "to-dense", "--help"],
-        ["convert", "to-dense", "{source}", "{output}", "--quiet"],
-        ["convert", "inspect", "{source}", "--json"],
-        ["convert", "check", "{source}", "--quiet"],
-        ["verify", "--help"],
-        ["verify", "--version"],
-        ["verify", "check", "--help"],
-        ["verify", "diagnose", "--help"],
-        ["verify", "record", "--help"],
-        ["verify", "explain"],
-    ],
-    ids=" ".join,
-)
+COMMANDS = [
+    ["convert", "--help"],
+    ["convert", "--version"],
+    ["convert", "to-dense", "--help"],
+    ["convert", "to-dense", "{source}", "{output}", "--quiet"],
+    ["convert", "inspect", "{source}", "--json"],
+    ["convert", "check", "{source}", "--quiet"],
+    ["verify", "--help"],
+    ["verify", "--version"],
+    ["verify", "check", "--help"],
+    ["verify", "diagnose", "--help"],
+    ["verify", "record", "--help"],
+    ["verify", "explain"],
+]
+COMMANDS_BY_DEFAULT = [
+    *(command for command in COMMANDS if "--quiet" in command or "--json" in command),
+    ["verify", "check", "--help"],
+    ["verify", "explain"],
+]
+
+
+@pytest.mark.parametrize("arguments", mostly_slow(COMMANDS, fast=COMMANDS_BY_DEFAULT), ids=" ".join)
 def test_no_heavy_module_is_imported(arguments: list[str], golden: Path, tmp_path: Path) -> None:
     places = {
         "source": golden / "spec_vanilla_reduced_anchor_bf16/checkpoint",

@@ -31,7 +31,10 @@ from .helpers import tensors_of
 OFFSETS = Overrides(d2t="offsets")  # a table of a few entries can be read both ways
 READABLE = (DENSE, SPECFORGE, SPECULATORS)
 dialects = st.sampled_from(READABLE)
-files = settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+few, many = (
+    settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    for examples in (30, 120)
+)
 
 
 def parsed(document: dict[str, object], dialect: Dialect) -> DraftConfig:
@@ -73,11 +76,29 @@ def test_config_keeps_its_meaning_through_two_dialects(
     assert parsed(again, second) == supplied(through, second)
 
 
-@files
-@given(config=configs(), dialect=dialects, shards=st.integers(1, 3), seed=st.integers(0, 2**16))
+drafts = given(
+    config=configs(), dialect=dialects, shards=st.integers(1, 3), seed=st.integers(0, 2**16)
+)
+
+
+@few
+@drafts
 def test_draft_keeps_its_meaning_and_its_bytes(
     config: DraftConfig, dialect: Dialect, shards: int, seed: int
 ) -> None:
+    check_draft(config, dialect, shards, seed)
+
+
+@pytest.mark.slow
+@many
+@drafts
+def test_many_drafts_keep_their_meaning_and_their_bytes(
+    config: DraftConfig, dialect: Dialect, shards: int, seed: int
+) -> None:
+    check_draft(config, dialect, shards, seed)
+
+
+def check_draft(config: DraftConfig, dialect: Dialect, shards: int, seed: int) -> None:
     tensors = tensors_of_config(config, seed)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)

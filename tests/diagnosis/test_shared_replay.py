@@ -131,6 +131,18 @@ def find(case: str) -> DraftModel:
     return golden_draft(case) if case in VARIANTS else everything(case)
 
 
+@cache
+def readings_of(case: str) -> tuple[list[ReadingId], list[Reading]]:
+    """Every reading of a case, and the hypothesis of each; shared, so not to be changed."""
+    return list_readings(find(case))
+
+
+@cache
+def scores_alone(case: str, text: int) -> list[Replay]:
+    """What the readings of a case score one by one on a text; shared, so not to be changed."""
+    return replay_alone(readings_of(case)[1], texts()[text])
+
+
 def list_readings(
     draft: DraftModel, facts: TargetFacts | None = None
 ) -> tuple[list[ReadingId], list[Reading]]:
@@ -174,20 +186,20 @@ def assert_equal(found: Replay, wanted: Replay, stride: int = 1) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_reading_scores_as_alone(case: str) -> None:
-    _, readings = list_readings(find(case))
-    for text in texts():
+    _, readings = readings_of(case)
+    for number, text in enumerate(texts()):
         found = replay_together(readings, text)
         assert sorted(found) == list(range(len(readings)))
-        for index, wanted in enumerate(replay_alone(readings, text)):
+        for index, wanted in enumerate(scores_alone(case, number)):
             assert_equal(found[index], wanted)
 
 
 @pytest.mark.parametrize("case", ["spec_swa_default_reduced_bf16", "bonus_anchor"])
 def test_a_sample_scores_as_these_anchors_do_among_all(case: str) -> None:
-    _, readings = list_readings(find(case))
-    for text in texts():
+    _, readings = readings_of(case)
+    for number, text in enumerate(texts()):
         found = replay_together(readings, text, stride=4)
-        for index, wanted in enumerate(replay_alone(readings, text)):
+        for index, wanted in enumerate(scores_alone(case, number)):
             sampled = found[index].expectation
             assert len(sampled.left) == 3
             np.testing.assert_allclose(
@@ -198,8 +210,8 @@ def test_a_sample_scores_as_these_anchors_do_among_all(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_every_reading_moves_the_scores(case: str) -> None:
     """So that two readings that were merged by mistake would not score as alone."""
-    names, readings = list_readings(find(case))
-    declared, *others = replay_alone(readings, texts()[1])
+    names, _ = readings_of(case)
+    declared, *others = scores_alone(case, 1)
     for name, other in zip(names[1:], others, strict=True):
         both = (replay.expectation.acceptance for replay in (declared, other))
         width = min(acceptance.shape[1] for acceptance in both)
@@ -209,7 +221,7 @@ def test_every_reading_moves_the_scores(case: str) -> None:
 
 
 def test_every_hypothesis_is_among_the_cases() -> None:
-    names = {name for case in CASES for name in list_readings(find(case))[0]}
+    names = {name for case in CASES for name in readings_of(case)[0]}
     assert names == set(READING_IDS)
 
 

@@ -198,9 +198,8 @@ SAMPLED: list[tuple[str, dict[str, Any]]] = [
 
 
 SAMPLED_BY_DEFAULT = [
-    ("spec_gated_reduced_1plusN_bf16", {}),
     ("anchor_first", {}),
-    *(case for case in SAMPLED if "top_k" in case[1] or "confidence_threshold" in case[1]),
+    *(case for case in SAMPLED if "top_k" in case[1]),
 ]
 
 

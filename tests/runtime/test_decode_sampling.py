@@ -12,6 +12,7 @@ from dspark_convert.runtime.decode import decode, decode_plain
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult, Observation
 from dspark_convert.runtime.rejection import compute_acceptance, compute_residual
+from tests.conftest import mostly_slow
 
 from .helpers import (
     ChainTarget,
@@ -64,15 +65,23 @@ def statistic_of(results: Sequence[DecodeResult], law: torch.Tensor) -> tuple[fl
     )
 
 
-@pytest.mark.parametrize("draft_sampling", ["sample", "greedy"])
+PAIRS = [
+    ("vanilla", "anchor_first", False),
+    ("gated", "bonus_anchor", False),
+    ("rnn", "bonus_anchor", True),
+    ("rnn", "anchor_first", False),
+]
+SAMPLED = [(*pair, sampling) for pair in PAIRS for sampling in ("sample", "greedy")]
+SAMPLED_BY_DEFAULT = [
+    ("vanilla", "anchor_first", False, "sample"),
+    ("gated", "bonus_anchor", False, "greedy"),
+    ("rnn", "bonus_anchor", True, "sample"),
+]
+
+
 @pytest.mark.parametrize(
-    ("head", "layout", "reduced"),
-    [
-        ("vanilla", "anchor_first", False),
-        ("gated", "bonus_anchor", False),
-        ("rnn", "bonus_anchor", True),
-        ("rnn", "anchor_first", False),
-    ],
+    ("head", "layout", "reduced", "draft_sampling"),
+    mostly_slow(SAMPLED, fast=SAMPLED_BY_DEFAULT),
 )
 def test_sampled_text_follows_the_target(
     head: str, layout: str, reduced: bool, draft_sampling: str

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from dspark_convert.runtime.replay import (
 from dspark_convert.runtime.replay_steps import ReplaySteps
 from dspark_convert.runtime.sampling import scale_logits
 from dspark_convert.schemas.draft import Layout
+from tests.conftest import mostly_slow
 from tests.runtime.helpers import VARIANTS, golden_draft, make_config, make_draft
 
 PROMPT, LENGTH = 5, 17
@@ -76,16 +79,32 @@ def log_q_of_chain(draft: DraftModel, chain: Chain, temperature: float) -> Tenso
     return draft.vocabulary.scatter_probabilities(probabilities).log()
 
 
+@cache
+def chains_of(variant: str) -> list[Chain]:
+    """The decode loop's chains from every anchor of the text; shared, so not to be changed."""
+    draft = golden_draft(variant)
+    return [force_chain(draft, *make_text(draft), anchor) for anchor in ANCHORS]
+
+
+# One block and one column at a time takes long: by default for one draft of every Markov head.
+IN_SMALLEST_STEPS = (
+    "spec_nomarkov_noconf_full_bf16",
+    "spec_vanilla_reduced_anchor_bf16",
+    "spec_gated_reduced_1plusN_bf16",
+    "dense_rnn_bf16",
+)
+BUDGETS = [(variant, budget) for variant in VARIANTS for budget in (1, 100_000, 2**29)]
+BUDGETS_BY_DEFAULT = [case for case in BUDGETS if case[1] > 1 or case[0] in IN_SMALLEST_STEPS]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("budget", [1, 100_000, 2**29])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "budget"), mostly_slow(BUDGETS, fast=BUDGETS_BY_DEFAULT))
 def test_equals_the_chain_of_the_decode_loop(variant: str, budget: int) -> None:
     draft = golden_draft(variant)
     features, tokens = make_text(draft)
     scores = score(draft, features, tokens, budget=budget)
     assert scores.log_q is not None
-    for row, anchor in enumerate(ANCHORS):
-        chain = force_chain(draft, features, tokens, anchor)
+    for row, (anchor, chain) in enumerate(zip(ANCHORS, chains_of(variant), strict=True)):
         log_q = log_q_of_chain(draft, chain, 0.7)
         inside = min(draft.config.num_speculative_tokens, LENGTH - 1 - anchor)
         following = tokens[anchor + 1 : anchor + 1 + inside]
@@ -221,8 +240,13 @@ def test_readings_of_one_backbone_are_scored_as_alone() -> None:
     assert (wide, narrow) == (draft.config.block_size, draft.config.block_size - 1)
 
 
-@pytest.mark.parametrize("budget", [1, 2**29])
-@pytest.mark.parametrize("name", ["dense_vanilla_bf16", "spec_gated_reduced_1plusN_bf16"])
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    mostly_slow(
+        product(["dense_vanilla_bf16", "spec_gated_reduced_1plusN_bf16"], [1, 2**29]),
+        fast=[("dense_vanilla_bf16", 2**29), ("spec_gated_reduced_1plusN_bf16", 1)],
+    ),
+)
 def test_readings_of_the_same_layers_are_scored_as_alone(name: str, budget: int) -> None:
     draft = golden_draft(name)
     features, tokens = make_text(draft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,20 @@ def extract(folder: Path, **changes: Any) -> Extracts:
     return Extracts(extracts, path, trace)
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Extracts:
+    """Not to be changed: tests get copies."""
+    return extract(tmp_path_factory.mktemp("recorded"))
+
+
 @pytest.fixture
-def extracts(tmp_path: Path) -> Extracts:
-    return extract(tmp_path)
+def extracts(recorded: Extracts, tmp_path: Path) -> Extracts:
+    shutil.copytree(recorded.folder.parent, tmp_path, dirs_exist_ok=True)
+    return replace(
+        recorded,
+        folder=tmp_path / recorded.folder.name,
+        lengths=tmp_path / recorded.lengths.name,
+    )
 
 
 def refused(options: ImportOptions, code: str, error_type: type[DSparkError] = TraceError) -> str:

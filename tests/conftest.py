@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +38,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, so that no process is left with one of them at the end."""
     longest = ("tests/diagnosis/", "tests/checks/", "tests/replay/", "tests/traces/")
     items.sort(key=lambda item: not item.nodeid.startswith(longest))
+
+
+def write_otherwise(draft: Path, copy: Path) -> Path:
+    """The same draft whose config has other bytes: not the draft itself, and an original of it."""
+    shutil.copytree(draft, copy)
+    config = json.loads((draft / "config.json").read_text())
+    (copy / "config.json").unlink()
+    (copy / "config.json").write_text(json.dumps(config, indent=3))
+    return copy
 
 
 def mostly_slow(cases: Iterable[Any], *, fast: Sequence[Any]) -> list[Any]:

@@ -43,7 +43,7 @@ def fingerprint(tensors: Iterable[StoredTensor]) -> Fingerprint:
     """
     tensors = tuple(tensors)
     nbytes = sum(tensor.nbytes for tensor in tensors)
-    method: Method = "all-bytes" if nbytes <= ALL_BYTES_LIMIT else "sampled"
+    method = choose_method(nbytes)
     lines = []
     for path, group in groupby(tensors, key=lambda tensor: tensor.path):
         members = list(group)
@@ -51,6 +51,11 @@ def fingerprint(tensors: Iterable[StoredTensor]) -> Fingerprint:
             lines += [_line(descriptor, tensor, method) for tensor in members]
     whole = hashlib.sha256("\n".join([method, *sorted(lines)]).encode(), usedforsecurity=False)
     return Fingerprint(method, whole.hexdigest(), nbytes)
+
+
+def choose_method(nbytes: int) -> Method:
+    """How tensors that take this many bytes together are hashed."""
+    return "all-bytes" if nbytes <= ALL_BYTES_LIMIT else "sampled"
 
 
 def _line(descriptor: int, tensor: StoredTensor, method: Method) -> str:

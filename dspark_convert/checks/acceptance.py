@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dspark_convert.checks.base import DRAFTING, Check
 from dspark_convert.replay.intervals import decide, prompts_to_decide, ratio_interval95
+from dspark_convert.replay.repetition import PromptGroups
 from dspark_convert.schemas.numbers import AcceptanceNumbers, Interval, PromptRounds
 from dspark_convert.schemas.report import CheckResult, Verdict
 
@@ -52,6 +53,10 @@ class Tally:
     """Rounds in which the outcome of token k is known, the k-1 before it accepted; [prompts, N]."""
     successes: Counts
     """Of those, the rounds in which it was accepted, that is, in which the first k were."""
+
+    def pooled(self, groups: PromptGroups) -> Tally:
+        """Counts of each different prompt, which are the rows of its texts added up."""
+        return Tally(*map(groups.pool, (self.rounds, self.committed, self.trials, self.successes)))
 
     @property
     def survival(self) -> tuple[float | None, ...]:
@@ -95,39 +100,49 @@ def measure_acceptance(
     prompt_ids: Sequence[str],
     settings: AcceptanceSettings,
     *,
+    groups: PromptGroups,
     mass_outside: float | None,
 ) -> CheckResult:
     """The ``acceptance`` check. ``mass_outside`` is computed by the observer of the run."""
     tally = count_rounds(results, settings.num_tokens)
-    prompts = zip(prompt_ids, results, strict=True)
+    prompts = zip(prompt_ids, groups.repeated, results, strict=True)
     return decide_acceptance(
         tally,
         settings,
+        groups,
         drafted=_drafted(results),
         accepted_length_by_num_speculative_tokens=_shorter_lengths(tally.survival),
         mass_outside_draft_vocabulary=mass_outside,
         prompts=tuple(
-            PromptRounds(id=prompt_id, accepted_per_round=tuple(r.accepted for r in result.rounds))
-            for prompt_id, result in prompts
+            PromptRounds(
+                id=prompt_id,
+                same_prompt_as=first,
+                accepted_per_round=tuple(r.accepted for r in result.rounds),
+            )
+            for prompt_id, first, result in prompts
         ),
     )
 
 
-def decide_acceptance(tally: Tally, settings: AcceptanceSettings, **numbers: Any) -> CheckResult:
+def decide_acceptance(
+    tally: Tally, settings: AcceptanceSettings, groups: PromptGroups, **numbers: Any
+) -> CheckResult:
     """The ``acceptance`` check on counts, real or expected.
 
-    ``numbers`` are the fields of ``AcceptanceNumbers`` that do not follow from the tally.
+    Its intervals rest on different prompts. ``numbers`` are the fields of ``AcceptanceNumbers``
+    that do not follow from the tally.
     """
     rounds, trials = float(tally.rounds.sum()), tally.trials.sum(0)
     length = float(tally.committed.sum() / rounds) if rounds else None
-    interval = ratio_interval95(tally.committed, tally.rounds, settings.seed)
+    by_prompt = tally.pooled(groups)
+    interval = ratio_interval95(by_prompt.committed, by_prompt.rounds, settings.seed)
     conditional = _ratios(tally.successes.sum(0), trials)
     conditional_intervals = tuple(
-        ratio_interval95(tally.successes[:, k], tally.trials[:, k], settings.seed)
+        ratio_interval95(by_prompt.successes[:, k], by_prompt.trials[:, k], settings.seed)
         for k in range(settings.num_tokens)
     )
     verdict, reason, needed = _verdict(
-        settings, length, interval, conditional, conditional_intervals, len(tally.rounds)
+        settings, length, interval, conditional, conditional_intervals, groups.different
     )
     threshold = settings.min_accepted_length
     described = AcceptanceNumbers(
@@ -142,7 +157,7 @@ def decide_acceptance(tally: Tally, settings: AcceptanceSettings, **numbers: Any
         survival_by_position=tally.survival,
         histogram=tuple(map(to_count, tally.histogram)),
         prompts_needed=needed,
-        warnings=_warnings(conditional, trials),
+        warnings=(*groups.warnings, *_warnings(conditional, trials)),
         **numbers,
     )
     return CheckResult(id="acceptance", verdict=verdict, reason=reason, numbers=described)
@@ -256,7 +271,8 @@ ACCEPTANCE = Check(
     "bonus token included, pooled over prompts; the prefill's token belongs to no round. "
     "Acceptance at position k is conditional on the k-1 tokens before it; survival is the share of "
     "all rounds whose first k tokens are all accepted, which engines report as the per-position "
-    "acceptance rate. The interval is a bootstrap over prompts.",
+    "acceptance rate. The interval is a bootstrap over prompts, in which repetitions of a prompt "
+    "count once.",
     fails_when="The interval lies below --min-accepted-length or --min-acceptance; without a "
     "threshold, the accepted length is below 1.1, where a draft only costs time. If the interval "
     "contains the threshold, the check is inconclusive and says how many prompts would decide.",

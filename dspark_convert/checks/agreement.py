@@ -7,6 +7,7 @@ import numpy as np
 from dspark_convert.checks.replay_run import pool
 from dspark_convert.replay.expectation import Floats
 from dspark_convert.replay.intervals import ratio_interval95
+from dspark_convert.replay.repetition import group_prompts
 from dspark_convert.replay.replay import ReplayOptions, measure_agreement
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.records import Progress
@@ -27,10 +28,14 @@ def check_agreement(
             numbers=None,
         )
     counts: list[tuple[Floats, Floats]] = []
+    prompts = []
     for sequence in trace:
+        prompts.append(sequence.prompt_ids)
         counts.append(measure_agreement(draft, sequence, options))
         on_progress("comparing", len(counts), len(trace))
     agreed, anchors = (np.stack(column) for column in zip(*counts, strict=True))
+    groups = group_prompts(prompts)
+    tops, bottoms = groups.pool(agreed), groups.pool(anchors)
     shares = pool([np.stack(pair, -1) for pair in counts])
     return CheckResult(
         id="acceptance",
@@ -42,8 +47,9 @@ def check_agreement(
             anchors=int(anchors[:, 0].sum()),
             agreement_by_position=tuple(shares),
             agreement_interval95=tuple(
-                ratio_interval95(agreed[:, k], anchors[:, k], seed) for k in range(len(shares))
+                ratio_interval95(tops[:, k], bottoms[:, k], seed) for k in range(len(shares))
             ),
+            warnings=groups.warnings,
         ),
     )
 

@@ -13,11 +13,11 @@ from dspark_convert.checks.base import CONFIDENCE_HEAD, DRAFTING, OWN_TEXTS, Che
 from dspark_convert.replay.intervals import (
     CALIBRATION_BINS,
     Floats,
-    Ranking,
     calibration_bin,
     expected_calibration_error,
     rank,
 )
+from dspark_convert.replay.repetition import PromptGroups
 from dspark_convert.schemas.numbers import ConfidenceAtPosition, ConfidenceNumbers, ReliabilityBin
 from dspark_convert.schemas.report import CheckResult, Verdict
 
@@ -29,13 +29,16 @@ _NOISE = 2.0
 """Standard errors by which the AUC may lie below 0.5 by chance."""
 
 
-def check_confidence(results: Sequence[DecodeResult], num_tokens: int) -> CheckResult:
+def check_confidence(
+    results: Sequence[DecodeResult], num_tokens: int, groups: PromptGroups
+) -> CheckResult:
     """The ``confidence`` check on a finished run of a draft with a confidence head."""
-    positions, scores, outcomes = [], [], []
-    for result in results:
+    texts, positions, scores, outcomes = [], [], [], []
+    for text, result in enumerate(results):
         for round_ in result.rounds:
             for index in range(known_tokens(round_)):
                 assert round_.confidence is not None, "the draft has a confidence head"
+                texts.append(text)
                 positions.append(index + 1)
                 scores.append(round_.confidence[index])
                 outcomes.append(index < round_.accepted)
@@ -45,6 +48,8 @@ def check_confidence(results: Sequence[DecodeResult], num_tokens: int) -> CheckR
         np.array(outcomes, dtype=float),
         np.ones(len(scores)),
         num_tokens,
+        texts=np.array(texts, dtype=int),
+        groups=groups,
     )
 
 
@@ -54,8 +59,13 @@ def decide_confidence(
     accepted: Floats,
     weights: Floats,
     num_tokens: int,
+    *,
+    texts: npt.NDArray[np.int64],
+    groups: PromptGroups,
 ) -> CheckResult:
     """The ``confidence`` check on drafted tokens, one entry per token.
+
+    What chance may do is reckoned as if all texts of a prompt together were one.
 
     Args:
         positions: k of each token, 1..N.
@@ -63,21 +73,29 @@ def decide_confidence(
         accepted: whether the token was accepted, or the probability of that.
         weights: how many such tokens are expected; 1 for a decoded one.
         num_tokens: N.
+        texts: which text each token belongs to.
+        groups: which texts have the same prompt.
     """
     ranking = rank(scores, accepted, weights)
+    once = weights / groups.sizes[texts]
+    chance = rank(scores, accepted, once)
+    error = chance.standard_error if chance else None
     numbers = ConfidenceNumbers(
         tokens=to_count(weights.sum()),
         accepted=to_count((weights * accepted).sum()),
         expected_calibration_error=expected_calibration_error(scores, accepted, weights),
         auc=ranking.auc if ranking else None,
-        auc_standard_error=ranking.standard_error if ranking else None,
+        auc_standard_error=error,
         by_position=tuple(
             _at(position, *(x[positions == position] for x in (scores, accepted, weights)))
             for position in range(1, num_tokens + 1)
         ),
         reliability=_reliability(scores, accepted, weights),
+        warnings=groups.warnings,
     )
-    verdict, reason = _decide(numbers, ranking)
+    # Thirds of a token that are added up may lack a little of the whole.
+    enough = round(float(once.sum()), 6) if groups.warnings else float(numbers.tokens)
+    verdict, reason = _decide(numbers, enough)
     return CheckResult(id="confidence", verdict=verdict, reason=reason, numbers=numbers)
 
 
@@ -107,16 +125,19 @@ def _means(scores: Floats, accepted: Floats, weights: Floats) -> dict[str, Any]:
     }
 
 
-def _decide(numbers: ConfidenceNumbers, ranking: Ranking | None) -> tuple[Verdict, str]:
-    if ranking is None:
+def _decide(numbers: ConfidenceNumbers, tokens: float) -> tuple[Verdict, str]:
+    """``tokens`` are those that are left if all texts of a prompt count as one."""
+    auc, error = numbers.auc, numbers.auc_standard_error
+    if auc is None or error is None:
         return "inconclusive", f"all of {numbers.tokens:g} tokens had the same outcome"
-    if numbers.tokens < MIN_TOKENS:
-        return "inconclusive", f"only {numbers.tokens:.0f} tokens; {MIN_TOKENS} are needed"
+    if tokens < MIN_TOKENS:
+        counted = ", repetitions left out" if numbers.warnings else ""
+        return "inconclusive", f"only {tokens:.0f} tokens{counted}; {MIN_TOKENS} are needed"
     said = (
-        f"AUC {ranking.auc:.3f}, calibration error {numbers.expected_calibration_error:.3f} "
+        f"AUC {auc:.3f}, calibration error {numbers.expected_calibration_error:.3f} "
         f"over {numbers.tokens:.0f} tokens"
     )
-    if ranking.auc + _NOISE * ranking.standard_error < 0.5:
+    if auc + _NOISE * error < 0.5:
         return "fail", f"{said}: rejected tokens look safer than accepted ones"
     return "pass", said
 

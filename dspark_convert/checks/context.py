@@ -15,6 +15,7 @@ from dspark_convert.checks.acceptance import AcceptanceSettings
 from dspark_convert.checks.decode_run import DecodeRun
 from dspark_convert.checks.options import VerifyOptions
 from dspark_convert.checks.replay_run import ReplayRun
+from dspark_convert.formats.identity import identify_weights
 from dspark_convert.formats.read import DraftSource, Examination, examine
 from dspark_convert.formats.target import TargetWeights, find_target_weights
 from dspark_convert.replay.replay import ReplayOptions
@@ -24,6 +25,7 @@ from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.fast import choose_steps
 from dspark_convert.runtime.load import load_source
 from dspark_convert.runtime.records import Progress
+from dspark_convert.schemas.identity import WeightsIdentity
 from dspark_convert.schemas.report import CheckId, CheckResult
 from dspark_convert.traces.plan import choose_stop_token_ids
 from dspark_convert.traces.prompts import encode_prompts, read_prompts
@@ -86,6 +88,12 @@ class CheckContext:
         source = self.examination.source
         assert source is not None, "the structure passed"
         return source
+
+    @cached_property
+    def draft_weights(self) -> WeightsIdentity | None:
+        """Which weights the draft has; None if it cannot be opened."""
+        checkpoint = self.examination.checkpoint
+        return None if checkpoint is None else identify_weights(checkpoint)
 
     @cached_property
     def target_weights(self) -> TargetWeights | None:

@@ -13,6 +13,7 @@ from dspark_convert.checks.confidence import check_confidence
 from dspark_convert.checks.marked_texts import Marks, mark_decoded
 from dspark_convert.checks.observer import RunObserver
 from dspark_convert.checks.options import DecoderOption, VerifyOptions
+from dspark_convert.replay.repetition import group_prompts
 from dspark_convert.runtime import CausalTarget, DecodeOptions, DecodeResult, DraftModel, decode
 from dspark_convert.runtime.drafting import count_tokens
 from dspark_convert.runtime.fast import decode_fast, why_unsupported
@@ -58,6 +59,7 @@ class DecodeRun:
     ) -> None:
         self.target, self.draft = target, draft
         self.names, self.token_ids = names, token_ids
+        self.groups = group_prompts(map(tuple, token_ids))
         self.decoder = choose_decoder(options.decoder, target, draft, draft.device)
         self.options = options.decode
         self.num_tokens = count_tokens(draft, self.options)
@@ -79,13 +81,15 @@ class DecodeRun:
         return options, self._decode(options, None, "decoding greedily")
 
     def check_acceptance(self, settings: AcceptanceSettings) -> CheckResult:
-        """The ``acceptance`` check; its interval is over prompts."""
+        """The ``acceptance`` check; its interval is over different prompts."""
         outside = self.observer.mass_outside
-        return measure_acceptance(self.results, self.names, settings, mass_outside=outside)
+        return measure_acceptance(
+            self.results, self.names, settings, groups=self.groups, mass_outside=outside
+        )
 
     def check_confidence(self) -> CheckResult:
         """The ``confidence`` check of a draft with a confidence head."""
-        return check_confidence(self.results, self.num_tokens)
+        return check_confidence(self.results, self.num_tokens, self.groups)
 
     def _decode(
         self, options: DecodeOptions, observer: RunObserver | None, what: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -120,7 +121,8 @@ class VerifyOptions(RunOptions):
     def check(self) -> None:
         """Refuse options that contradict each other.
 
-        Raises ``UsageError``: ``target-missing``, and what ``RunOptions.check`` raises.
+        Raises ``UsageError``: ``target-missing``, ``option-out-of-range``, and what
+        ``RunOptions.check`` raises.
         """
         if self.target is None and self.trace is None and self.source is None:
             expected = "--target DIR, --trace FILE, or --source DIR"
@@ -128,6 +130,13 @@ class VerifyOptions(RunOptions):
         super().check()
         if self.worst < 0:
             raise _out_of_range("--worst", str(self.worst), "0 or above")
+        length = self.min_accepted_length
+        if length is not None and not 0 <= length < math.inf:
+            expected = "a finite number, 0 or above"
+            raise _out_of_range("--min-accepted-length", str(length), expected)
+        for share in self.min_acceptance:
+            if not 0 <= share <= 1:
+                raise _out_of_range("--min-acceptance", str(share), "numbers from 0 to 1")
 
 
 def _out_of_range(option: str, found: str, expected: str) -> UsageError:

@@ -18,6 +18,7 @@ from dspark_convert.checks.acceptance import (
 from dspark_convert.checks.confidence import decide_confidence
 from dspark_convert.checks.marked_texts import Marks, mark_replayed
 from dspark_convert.replay.expectation import Expectation, Floats, at_most, confident
+from dspark_convert.replay.repetition import group_prompts
 from dspark_convert.replay.replay import (
     Replay,
     ReplayOptions,
@@ -53,15 +54,18 @@ class ReplayRun:
         self.num_tokens = count_tokens(draft, self.decode)
         self.texts: list[_Text] = []
         self.marks: list[Marks] = []
+        prompts = []
         for sequence in trace:
+            prompts.append(sequence.prompt_ids)
             replay = replay_sequence(draft, sequence, options)
             self.texts.append(_sum_up(replay, self.decode))
             generated = sequence.token_ids[sequence.first_generated :].tolist()
             self.marks.append(mark_replayed(replay.id, generated, replay.expectation))
             on_progress("replaying", len(self.texts), len(trace))
+        self.groups = group_prompts(prompts)
 
     def check_acceptance(self, settings: AcceptanceSettings) -> CheckResult:
-        """The ``acceptance`` check; its interval is over texts."""
+        """The ``acceptance`` check; its interval is over texts of different prompts."""
         tally = self.tally()
         trials = tally.trials.sum()
         outside = sum(text.outside for text in self.texts)
@@ -70,6 +74,7 @@ class ReplayRun:
         return decide_acceptance(
             tally,
             settings,
+            self.groups,
             method="replayed",
             drafted=None if cut else to_count(self.num_tokens * rounds),
             accepted_length_by_num_speculative_tokens=tuple(
@@ -77,14 +82,25 @@ class ReplayRun:
             ),
             accepted_length_by_confidence_threshold=self._by_threshold(),
             mass_outside_draft_vocabulary=float(outside / trials) if trials else None,
-            prompts=tuple(text.outcome for text in self.texts),
+            prompts=tuple(
+                text.outcome.model_copy(update={"same_prompt_as": first})
+                for text, first in zip(self.texts, self.groups.repeated, strict=True)
+            ),
         )
 
     def check_confidence(self) -> CheckResult:
         """The ``confidence`` check of a draft with a confidence head."""
         tokens = np.concatenate([text.tokens for text in self.texts])
         positions, scores, accepted, weights = tokens.T
-        return decide_confidence(positions.astype(int), scores, accepted, weights, self.num_tokens)
+        return decide_confidence(
+            positions.astype(int),
+            scores,
+            accepted,
+            weights,
+            self.num_tokens,
+            texts=np.repeat(np.arange(len(self.texts)), [len(text.tokens) for text in self.texts]),
+            groups=self.groups,
+        )
 
     def tally(self) -> Tally:
         """Expected counts of every text."""

@@ -9,6 +9,7 @@ from dspark_convert import __version__
 from dspark_convert.checkpoint.names import display_name
 from dspark_convert.checks.context import CheckContext
 from dspark_convert.conversion.inspection import describe
+from dspark_convert.formats.identity import identify_weights
 from dspark_convert.schemas.report import VerifiedDraft, VerifiedTarget, VerifySettings
 from dspark_convert.traces.prompts import BUNDLED
 
@@ -22,6 +23,7 @@ def describe_draft(context: CheckContext) -> VerifiedDraft:
         name=inspection.name,
         dialect=inspection.dialect,
         config_sha256=checkpoint.config_sha256 if checkpoint else None,
+        weights=context.draft_weights,
         config=inspection.draft,
     )
 
@@ -35,6 +37,7 @@ def describe_target(context: CheckContext) -> VerifiedTarget | None:
         return VerifiedTarget(
             name=recorded.name,
             config_sha256=recorded.config_sha256,
+            weights=recorded.weights,
             architecture="not recorded",
             dtype=recorded.dtype,
             device="not loaded",
@@ -47,6 +50,7 @@ def describe_target(context: CheckContext) -> VerifiedTarget | None:
     return VerifiedTarget(
         name=display_name(checkpoint.folder),
         config_sha256=checkpoint.config_sha256,
+        weights=identify_weights(checkpoint),
         architecture=str(architectures[0]),
         dtype=str(context.target.model.dtype).removeprefix("torch.") if loaded else "not loaded",
         device=str(context.device) if loaded else "not loaded",

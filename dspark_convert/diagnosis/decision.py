@@ -142,6 +142,7 @@ class Judge:
 
     def __init__(self, declared: Scores, rule: DecisionRule, seed: int) -> None:
         self.base, self.rule = declared, rule
+        self.prompts = len(declared.anchors)
         # A text without an anchor says nothing, and must not be counted.
         self._used = declared.anchors > 0
         self.texts = int(self._used.sum())

@@ -8,8 +8,8 @@ On long traces a sample of the anchors settles most readings first (see ``screen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from dspark_convert import __version__
 from dspark_convert.diagnosis.decision import (
@@ -84,7 +84,14 @@ def diagnose(
         _, outdone = run.decide(again, rule, seed, doing="diagnosing again")
     tried = best_of_each([*results, *outdone, *screening.rejected])
     results = [judge.declared(trials[0]), *tried, *refused]
-    return _conclude(inputs, results, rule, steps, judged_texts=judge.texts, seed=seed)
+    return _conclude(
+        replace(inputs, findings=(*inputs.findings, *_note_repetitions(judge, header))),
+        results,
+        rule,
+        steps,
+        judged_texts=judge.texts,
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,7 @@ def _conclude(
 def _verdict(
     results: Sequence[HypothesisResult], texts: int, rule: DecisionRule
 ) -> tuple[DiagnosisVerdict, str, str]:
-    """Verdict, best reading and reason; ``texts`` counts those with an anchor."""
+    """Verdict, best reading and reason; ``texts`` counts prompts whose texts have an anchor."""
     causes = [result for result in results if result.status == "cause"]
     if causes:
         return "cause-found", causes[0].id, _why(causes, results, rule)
@@ -228,6 +235,18 @@ def _how_sure(cause: HypothesisResult, rule: DecisionRule) -> str:
     if not parts:
         return cause.reason
     return f"{', '.join(parts)} per anchor, at level {rule.level:.2%} each"
+
+
+def _note_repetitions(judge: Judge, header: TraceHeader) -> Iterator[Finding]:
+    total = len(header.sequences)
+    if repetitions := total - judge.prompts:
+        yield Finding(
+            code="prompts-repeated",
+            severity="warning",
+            message="prompts are repeated; each counts as one text",
+            found=f"{repetitions} of {total} prompts are repetitions",
+            hint="record a trace of different prompts",
+        )
 
 
 def _require_own_texts(header: TraceHeader) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from dspark_convert.diagnosis.readings import Reading
 from dspark_convert.diagnosis.shared_replay import SharedReplay
 from dspark_convert.replay.expectation import Floats
+from dspark_convert.replay.repetition import group_prompts
 from dspark_convert.replay.replay import Replay, ReplayOptions
 from dspark_convert.runtime.drafting import check_threshold
 from dspark_convert.runtime.records import DecodeOptions
@@ -25,7 +26,7 @@ from dspark_convert.traces.trace import TraceSequence
 
 @dataclass(frozen=True)
 class Scores:
-    """Sums of one reading over the anchors of each text, [S] each.
+    """Sums of one reading over the anchors of each text, [S] each; texts of a prompt are one.
 
     Rounds need every anchor, so ``rounds`` and ``committed`` of a sample are nan.
     """
@@ -75,11 +76,14 @@ def score_readings(
     )
     together = SharedReplay(readings)
     rows: list[list[tuple[float, ...]]] = [[] for _ in readings]
+    prompts = []
     for done, text in enumerate(texts, start=1):
+        prompts.append(text.prompt_ids)
         for index, replay in together.replay(text, options, stride=stride):
             rows[index].append(_sum_up(replay, whole=stride == 1))
         on_text(done)
-    return [Scores(*np.array(row).reshape(-1, 6).T) for row in rows]
+    groups = group_prompts(prompts)
+    return [Scores(*groups.pool(np.array(row).reshape(-1, 6)).T) for row in rows]
 
 
 def _sum_up(replay: Replay, *, whole: bool) -> tuple[float, ...]:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark_convert.checkpoint.files import read_limited
+from dspark_convert.checkpoint.folder import open_checkpoint
 from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.checkpoint.side_files import MAX_SIDE_FILE_BYTES
 from dspark_convert.conversion.engine_report import report_engines
 from dspark_convert.conversion.inspection import check_draft, inspect_draft
 from dspark_convert.conversion.manifest import MANIFEST_FILE, read_manifest, validate_file
 from dspark_convert.errors import CheckpointError, DraftError, Finding, Findings
+from dspark_convert.formats.identity import identify_weights
 from dspark_convert.schemas.engines import EnginesReport
 from dspark_convert.schemas.plan import ConversionManifest
 from dspark_convert.schemas.report import VerifyReport
@@ -68,7 +70,7 @@ def examine_publishable(
     findings.raise_errors(CheckpointError)
     Findings(check_draft(folder).findings).raise_errors(DraftError)
     if report is not None:
-        _validate_report(report, manifest)
+        _validate_report(report, manifest, folder)
     names = {file.name for file in manifest.files if file.name != CARD_FILE} | {MANIFEST_FILE}
     return Publishable(
         folder=folder,
@@ -81,7 +83,7 @@ def examine_publishable(
     )
 
 
-def _validate_report(report: VerifyReport, manifest: ConversionManifest) -> None:
+def _validate_report(report: VerifyReport, manifest: ConversionManifest, folder: Path) -> None:
     config = next((file.sha256 for file in manifest.files if file.name == CONFIG_FILE), None)
     if report.draft.config_sha256 != config:
         raise DraftError(
@@ -93,6 +95,19 @@ def _validate_report(report: VerifyReport, manifest: ConversionManifest) -> None
                 hint="run dspark-verify on this folder",
             )
         )
+    if report.draft.weights is not None:  # reports of versions before 0.2 do not name them
+        weights = identify_weights(open_checkpoint(folder))
+        if report.draft.weights != weights:
+            raise DraftError(
+                Finding(
+                    code="report-of-other-draft",
+                    message="the report is about a draft with the same config and other weights",
+                    expected=f"weights of {weights.nbytes} bytes, SHA-256 {weights.sha256}",
+                    found=f"{report.draft.name}, weights of {report.draft.weights.nbytes} bytes, "
+                    f"SHA-256 {report.draft.weights.sha256}",
+                    hint="run dspark-verify on this folder",
+                )
+            )
     if all(check.verdict == "skipped" for check in report.checks):
         raise DraftError(
             Finding(

@@ -1,9 +1,9 @@
 """Two reports side by side: what changed, and whether it is a loss.
 
 The drop of accepted length is base minus new. Both are ratios of sums over the same prompts,
-R = sum c_i / sum v_i (c committed tokens, v rounds of prompt i). Linearised, prompt i moves R by
-u_i = (c_i - R v_i) / mean(v); the standard error of the drop is that of the mean of the differences
-of u, so what makes a prompt hard for both drafts cancels.
+R = sum c_i / sum v_i (c committed tokens, v rounds of prompt i, repetitions included). Linearised,
+prompt i moves R by u_i = (c_i - R v_i) / mean(v); the standard error of the drop is that of the
+mean of the differences of u, so what makes a prompt hard for both drafts cancels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ import numpy as np
 
 from dspark_convert import __version__
 from dspark_convert.checks import CHECKS
+from dspark_convert.errors import Finding, UsageError
 from dspark_convert.replay.intervals import Floats
+from dspark_convert.replay.repetition import PromptGroups
+from dspark_convert.reports.consistency import require_consistent
 from dspark_convert.schemas.comparison import (
     Change,
     CheckChange,
@@ -32,7 +35,13 @@ from dspark_convert.schemas.numbers import (
     PromptExpectation,
     PromptRounds,
 )
-from dspark_convert.schemas.report import CheckId, Verdict, VerifyReport
+from dspark_convert.schemas.report import (
+    CheckId,
+    Verdict,
+    VerifiedDraft,
+    VerifiedTarget,
+    VerifyReport,
+)
 
 DEFAULT_STANDARD_ERRORS = 2.0
 """A drop of more standard errors than this is a regression, unless limits are given."""
@@ -54,10 +63,27 @@ _MEASURED_ALIKE = (
 
 @dataclass(frozen=True, kw_only=True)
 class DropLimits:
-    """How far the accepted length may fall; None sets no limit."""
+    """How far the accepted length may fall; None sets no limit.
+
+    Raises ``UsageError`` (``option-out-of-range``): a limit is negative or not a finite number.
+    """
 
     absolute: float | None = None
     standard_errors: float | None = DEFAULT_STANDARD_ERRORS
+
+    def __post_init__(self) -> None:
+        limits = {"max-drop": self.absolute, "max-drop-standard-errors": self.standard_errors}
+        for name, limit in limits.items():
+            if limit is not None and not 0 <= limit < math.inf:
+                raise UsageError(
+                    Finding(
+                        code="option-out-of-range",
+                        message="a limit of the drop cannot be this value",
+                        key=name,
+                        expected="a finite number, 0 or above",
+                        found=str(limit),
+                    )
+                )
 
 
 def compare_reports(base: VerifyReport, new: VerifyReport, limits: DropLimits) -> Comparison:
@@ -66,7 +92,11 @@ def compare_reports(base: VerifyReport, new: VerifyReport, limits: DropLimits) -
 
     A check that passed and is no longer decided, or a drop that cannot be measured, makes the
     verdict inconclusive.
+
+    Raises ``ReportError`` (``report-inconsistent``): a report contradicts itself.
     """
+    require_consistent(base, "the base report")
+    require_consistent(new, "the new report")
     checks = _compare_checks(base, new)
     rules = (*filter(None, map(_compare_check, checks)), *decide_drop(base, new, limits))
     unlike = why_not_comparable(base, new)
@@ -80,6 +110,7 @@ def compare_reports(base: VerifyReport, new: VerifyReport, limits: DropLimits) -
         accepted_length=None if unlike else measure_drop(base, new),
         acceptance_by_position=tuple(_compare_positions(base, new)),
         changed=tuple(_list_changes(base, new)),
+        notes=tuple(list_notes(base, new)),
     )
 
 
@@ -98,6 +129,14 @@ def decide_drop(
     return tuple(_decide_drop(rule, change, bound) for rule, bound in asked.items())
 
 
+def list_notes(base: VerifyReport, new: VerifyReport) -> Iterator[str]:
+    """What the names of drafts and targets do not show: that they stand for other weights."""
+    pairs = {"draft": (base.draft, new.draft), "target": (base.target, new.target)}
+    for side, (before, after) in pairs.items():
+        if before and after and before.name == after.name and _other_weights(before, after):
+            yield f"the {side} has the same name in both reports, and other weights"
+
+
 def why_not_comparable(base: VerifyReport, new: VerifyReport) -> str | None:
     """Why the accepted lengths of two reports cannot be compared; None if they can."""
     numbers = (_acceptance(base), _acceptance(new))
@@ -114,9 +153,20 @@ def why_not_comparable(base: VerifyReport, new: VerifyReport) -> str | None:
         differing.append("num_speculative_tokens")
     if base.target and new.target and base.target.config_sha256 != new.target.config_sha256:
         differing.append("target")
+    elif _other_weights(base.target, new.target):
+        differing.append("target weights")
     if [prompt.id for prompt in before.prompts] != [prompt.id for prompt in after.prompts]:
         differing.append("prompts")
     return f"not measured alike: {', '.join(differing)} differ" if differing else None
+
+
+def _other_weights(
+    one: VerifiedDraft | VerifiedTarget | None, two: VerifiedDraft | VerifiedTarget | None
+) -> bool:
+    """Whether the weights are known to be others; older reports do not name them."""
+    if one is None or two is None or one.weights is None or two.weights is None:
+        return False
+    return one.weights != two.weights
 
 
 def measure_drop(base: VerifyReport, new: VerifyReport) -> LengthChange:
@@ -126,8 +176,9 @@ def measure_drop(base: VerifyReport, new: VerifyReport) -> LengthChange:
     assert after is not None, "the reports are comparable"
     assert before.accepted_length is not None
     assert after.accepted_length is not None
-    count = len(before.prompts)
-    moved = _influence(after) - _influence(before)
+    groups = _group_prompts(before, after)
+    count = groups.different
+    moved = _influence(after, groups) - _influence(before, groups)
     return LengthChange(
         base=before.accepted_length,
         new=after.accepted_length,
@@ -137,9 +188,21 @@ def measure_drop(base: VerifyReport, new: VerifyReport) -> LengthChange:
     )
 
 
-def _influence(numbers: AcceptanceNumbers) -> Floats:
-    """u_i of every prompt; [prompts]."""
-    counts = np.array([_count(prompt) for prompt in numbers.prompts])
+def _group_prompts(before: AcceptanceNumbers, after: AcceptanceNumbers) -> PromptGroups:
+    """Which prompts are the same, as the newer report says if the other is too old to say it."""
+    said = [
+        tuple(
+            index if prompt.same_prompt_as is None else prompt.same_prompt_as
+            for index, prompt in enumerate(numbers.prompts)
+        )
+        for numbers in (before, after)
+    ]
+    return PromptGroups(tuple(map(min, *said)))
+
+
+def _influence(numbers: AcceptanceNumbers, groups: PromptGroups) -> Floats:
+    """u_i of every different prompt; [prompts]."""
+    counts = groups.pool(np.array([_count(prompt) for prompt in numbers.prompts], dtype=float))
     committed, rounds = counts.T
     ratio = committed.sum() / rounds.sum()
     influence: Floats = (committed - ratio * rounds) / rounds.mean()
@@ -202,10 +265,16 @@ def _compare_positions(base: VerifyReport, new: VerifyReport) -> Iterator[Positi
 
 
 def _list_changes(base: VerifyReport, new: VerifyReport) -> Iterator[Change]:
-    before, after = (
-        dict(_leaves("", report.model_dump(mode="json", include={"draft", "target", "settings"})))
+    documents = [
+        report.model_dump(mode="json", include={"draft", "target", "settings"})
         for report in (base, new)
-    )
+    ]
+    for side in ("draft", "target"):
+        sides = [document[side] for document in documents if document[side] is not None]
+        if any(each["weights"] is None for each in sides):  # an older report
+            for each in sides:
+                del each["weights"]
+    before, after = (dict(_leaves("", document)) for document in documents)
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
             yield Change(key=key, base=before.get(key), new=after.get(key))

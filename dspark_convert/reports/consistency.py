@@ -10,10 +10,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 
+from dspark_convert.checkpoint.fingerprint import choose_method
+from dspark_convert.errors import Findings, ReportError
 from dspark_convert.schemas.gate_outcome import RuleVerdict, worst
 from dspark_convert.schemas.numbers import (
     AcceptanceNumbers,
+    AgreementNumbers,
     ConfidenceNumbers,
     LosslessGreedyNumbers,
     LosslessSamplingNumbers,
@@ -24,11 +28,38 @@ from dspark_convert.schemas.numbers import (
 )
 from dspark_convert.schemas.report import CheckResult, VerifyReport
 
+_MAX_FINDINGS = 20
 _TOLERANCE = 1e-6
 """Relative above 1, absolute below: sums of expected counts, in another order."""
 
+_NEED_A_TARGET = (
+    PairingNumbers,
+    LosslessGreedyNumbers,
+    LosslessSamplingNumbers,
+    AcceptanceNumbers,
+    AgreementNumbers,
+    ConfidenceNumbers,
+)
+
 Contradiction = tuple[str, str]
 """Key and what is wrong there."""
+
+
+def require_consistent(report: VerifyReport, name: str) -> None:
+    """Refuse a report that contradicts itself; ``name`` says which one it is, or its file.
+
+    Raises ``ReportError`` (``report-inconsistent``).
+    """
+    findings = Findings()
+    for key, problem in islice(find_contradictions(report), _MAX_FINDINGS):
+        findings.error(
+            "report-inconsistent",
+            f"the report contradicts itself: {problem}",
+            file=name,
+            key=key,
+            hint="write it anew with dspark-verify check --report",
+        )
+    findings.raise_errors(ReportError)
 
 
 def find_contradictions(report: VerifyReport) -> Iterator[Contradiction]:
@@ -41,6 +72,12 @@ def find_contradictions(report: VerifyReport) -> Iterator[Contradiction]:
     gated = worst((own, report.gate.verdict)) if report.gate else own
     if report.verdict != gated:
         yield "verdict", f"it is {report.verdict}, but the checks and rules give {gated}"
+    if report.target is None and any(type(c.numbers) in _NEED_A_TARGET for c in report.checks):
+        yield "target", "there is none, but there are results that need one"
+    named = {"draft": report.draft.weights, "target": report.target and report.target.weights}
+    for side, weights in named.items():
+        if weights and weights.method != choose_method(weights.nbytes):
+            yield f"{side}.weights.method", f"{weights.nbytes} bytes are not read like that"
     for index, check in enumerate(report.checks):
         for key, problem in _check(check, report):
             yield f"checks.{index}.{key}", problem
@@ -125,11 +162,31 @@ def _acceptance(numbers: AcceptanceNumbers) -> Iterator[Contradiction]:
         if len(getattr(numbers, name)) != length:
             yield f"numbers.{name}", f"it must have {length} entries"
             return
+    yield from _intervals(numbers)
     yield from _counts(numbers)
     yield from _totals_of_prompts(numbers)
     for name in ("acceptance_by_position", "survival_by_position"):
         if any(not -_TOLERANCE <= value <= 1 + _TOLERANCE for value in _known(numbers, name)):
             yield f"numbers.{name}", "a share lies between 0 and 1"
+
+
+def _intervals(numbers: AcceptanceNumbers) -> Iterator[Contradiction]:
+    """An interval rests on two different prompts that have a round, or on more."""
+    speaking = set()
+    for index, prompt in enumerate(numbers.prompts):
+        first = index if prompt.same_prompt_as is None else prompt.same_prompt_as
+        earlier = numbers.prompts[first].same_prompt_as if first < index else None
+        if first > index or prompt.same_prompt_as == index or earlier is not None:
+            key = f"numbers.prompts.{index}.same_prompt_as"
+            yield key, "it is not the index of an earlier prompt that is the first of its kind"
+        if len(prompt.accepted_per_round) if isinstance(prompt, PromptRounds) else prompt.rounds:
+            speaking.add(first)
+    if len(speaking) > 1:
+        return
+    if numbers.interval95 is not None:
+        yield "numbers.interval95", "less than two different prompts give no interval"
+    if any(interval is not None for interval in numbers.acceptance_interval95):
+        yield "numbers.acceptance_interval95", "less than two different prompts give no interval"
 
 
 def _counts(numbers: AcceptanceNumbers) -> Iterator[Contradiction]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dspark_convert.reports.text import bounds, count, number
 from dspark_convert.schemas.diagnosis import Diagnosis, HypothesisResult
+from dspark_convert.schemas.identity import WeightsIdentity
 from dspark_convert.schemas.numbers import (
     AcceptanceNumbers,
     AgreementNumbers,
@@ -73,6 +74,7 @@ def list_facts(report: VerifyReport) -> list[tuple[str, str]]:
     facts = [
         ("draft", f"{report.draft.name} ({report.draft.dialect or 'unknown dialect'})"),
         ("target", target.name if target else "none"),
+        *list_weights(report),
         (
             "texts",
             f"{settings.num_prompts} prompts of {settings.trace or settings.prompts}, "
@@ -89,6 +91,22 @@ def list_facts(report: VerifyReport) -> list[tuple[str, str]]:
         facts.append(("decoder", describe_decoder(settings)))
     versions = ", ".join(f"{name} {version}" for name, version in settings.versions.items())
     return [*facts, ("versions", versions)]
+
+
+def list_weights(report: VerifyReport) -> list[tuple[str, str]]:
+    """Which weights draft and target have, as far as the report names them."""
+    named = {"draft": report.draft.weights, "target": report.target and report.target.weights}
+    return [
+        (f"{side} weights", describe_weights(weights)) for side, weights in named.items() if weights
+    ]
+
+
+def describe_weights(weights: WeightsIdentity) -> str:
+    """The digest, and of what."""
+    how = "all bytes"
+    if weights.method == "sampled":
+        how = "the first, the middle and the last 4 KiB of every tensor"
+    return f"SHA-256 {weights.sha256[:16]}… of {how}"
 
 
 def describe_decoder(settings: VerifySettings | Diagnosis) -> str:
@@ -123,6 +141,11 @@ def checks_table(report: VerifyReport) -> Table:
     """Every check with its verdict."""
     rows = [(check.id, check.verdict, check.reason) for check in report.checks]
     return Table("Checks", ("check", "verdict", "because"), rows)
+
+
+def list_gate_notes(report: VerifyReport) -> tuple[str, ...]:
+    """What the gate adds to its rules."""
+    return report.gate.notes if report.gate else ()
 
 
 def gate_table(report: VerifyReport) -> Table | None:

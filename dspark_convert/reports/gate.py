@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from dspark_convert.checkpoint.files import read_limited
 from dspark_convert.checks import CHECKS
 from dspark_convert.errors import Finding, GateError, UsageError
-from dspark_convert.reports.compare import DropLimits, decide_drop
+from dspark_convert.reports.compare import DropLimits, decide_drop, list_notes
 from dspark_convert.reports.read import read_report
 from dspark_convert.schemas.gate import Baseline, GateFile, Limits
 from dspark_convert.schemas.gate_outcome import GateOutcome, RuleResult, RuleVerdict, worst
@@ -129,6 +129,7 @@ def apply_gate(gate: Gate, report: VerifyReport) -> VerifyReport:
         baseline=Path(gate.baseline[0].report).name if gate.baseline else None,
         verdict=verdict,
         rules=rules,
+        notes=tuple(list_notes(gate.baseline[1], report)) if gate.baseline else (),
     )
     both = worst((report.verdict, verdict))
     return report.model_copy(update={"gate": outcome, "verdict": both})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from importlib import resources
 from typing import get_args
@@ -50,7 +50,7 @@ def _sections(report: VerifyReport, diagnosis: Table | None) -> Iterator[str]:
     yield _section("Checks", _table(content.checks_table(report)))
     gate = content.gate_table(report)
     if gate:
-        yield _section(gate.title, _table(gate))
+        yield _section(gate.title, _table(gate), *_remarks("Note", content.list_gate_notes(report)))
     if diagnosis:
         yield _section(diagnosis.title, _table(diagnosis))
     yield from _acceptance(report)
@@ -70,7 +70,7 @@ def _acceptance(report: VerifyReport) -> Iterator[str]:
     yield _section(
         "Acceptance",
         f"<p>{_text(content.describe_length(numbers))}</p>",
-        *(f"<p>Warning: {_text(warning)}</p>" for warning in numbers.warnings),
+        *_remarks("Warning", numbers.warnings),
         _figure(
             plots.plot_positions(numbers),
             "Acceptance is conditional on the tokens before it; survival is the share of all "
@@ -92,7 +92,8 @@ def _agreement(report: VerifyReport) -> Iterator[str]:
         drawn = plots.plot_agreement(numbers.agreement_by_position, numbers.agreement_interval95)
         caption = "How often the draft's likeliest token is the target's, on texts by others."
         table = _table(content.agreement_table(numbers))
-        yield _section("Agreement", _figure(drawn, caption), table)
+        warnings = _remarks("Warning", numbers.warnings)
+        yield _section("Agreement", *warnings, _figure(drawn, caption), table)
 
 
 def _confidence(report: VerifyReport) -> Iterator[str]:
@@ -107,7 +108,7 @@ def _confidence(report: VerifyReport) -> Iterator[str]:
         )
         drawn = _figure(plots.plot_reliability(numbers), caption)
         parts = [drawn, _table(reliability), *parts]
-    yield _section("Confidence", *parts)
+    yield _section("Confidence", *_remarks("Warning", numbers.warnings), *parts)
 
 
 def _example(example: ExampleText) -> str:
@@ -133,6 +134,10 @@ def _marked(text: MarkedText) -> str:
 
 def _section(title: str, *parts: str) -> str:
     return "\n".join((f"<section>\n<h2>{_text(title)}</h2>", *filter(None, parts), "</section>"))
+
+
+def _remarks(kind: str, texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"<p>{kind}: {_text(text)}</p>" for text in texts)
 
 
 def _figure(drawn: str, caption: str) -> str:

@@ -9,7 +9,10 @@ from dspark_convert.reports.content import (
     checks_table,
     describe_length,
     find_acceptance,
+    find_agreement,
+    find_confidence,
     list_facts,
+    list_gate_notes,
     list_tables,
 )
 from dspark_convert.reports.text import visible
@@ -32,6 +35,10 @@ def render_markdown(report: VerifyReport) -> str:
     if acceptance:
         parts.append(escape_markdown(describe_length(acceptance)))
         parts += [f"> {escape_markdown(warning)}" for warning in acceptance.warnings]
+    for numbers in (find_agreement(report), find_confidence(report)):
+        if numbers:
+            parts += [f"> {escape_markdown(warning)}" for warning in numbers.warnings]
+    parts += [f"> {escape_markdown(note)}" for note in list_gate_notes(report)]
     parts += [_table(table) for table in list_tables(report)]
     return "\n\n".join(parts) + "\n"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,15 +9,14 @@ from pydantic import BaseModel, ValidationError
 
 from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.checks import CHECKS
-from dspark_convert.errors import Finding, Findings, ReportError
-from dspark_convert.reports.consistency import find_contradictions
+from dspark_convert.errors import Finding, ReportError
+from dspark_convert.reports.consistency import require_consistent
 from dspark_convert.schemas.diagnosis import READING_IDS, Diagnosis
 from dspark_convert.schemas.report import VerifyReport
 
 Document = TypeVar("Document", bound=BaseModel)
 
 MAX_REPORT_BYTES = 100_000_000
-_MAX_FINDINGS = 20
 
 
 def read_report(path: Path) -> VerifyReport:
@@ -30,16 +28,7 @@ def read_report(path: Path) -> VerifyReport:
         CheckpointError: the file cannot be read, or is not JSON.
     """
     report = _read(path, VerifyReport, "report-invalid", "dspark-verify check --report")
-    findings = Findings()
-    for key, problem in islice(find_contradictions(report), _MAX_FINDINGS):
-        findings.error(
-            "report-inconsistent",
-            f"the report contradicts itself: {problem}",
-            file=path.name,
-            key=key,
-            hint="write it anew with dspark-verify check --report",
-        )
-    findings.raise_errors(ReportError)
+    require_consistent(report, path.name)
     return report
 
 

@@ -33,7 +33,7 @@ class LengthChange(OwnDocument):
     base: float
     new: float
     drop: float = Field(description="base minus new: above 0 is a loss")
-    prompts: PositiveInt
+    prompts: PositiveInt = Field(description="different ones")
     standard_error: float | None = Field(
         description="of the drop, over prompts, each paired with itself; null below 2 prompts"
     )
@@ -62,4 +62,9 @@ class Comparison(OwnDocument):
         description="null: a report has none, or the two were not measured alike"
     )
     acceptance_by_position: tuple[PositionChange, ...]
-    changed: tuple[Change, ...] = Field(description="of draft, target and settings")
+    changed: tuple[Change, ...] = Field(
+        description="of draft, target and settings; weights only if both reports name them"
+    )
+    notes: tuple[str, ...] = Field(
+        default=(), description="what the names of drafts and targets do not show"
+    )

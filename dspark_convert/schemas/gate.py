@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, model_validator
 
 from dspark_convert.schemas.base import OwnDocument
 from dspark_convert.schemas.report import CheckId
 
+Limit = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 FileName = Annotated[str, Field(min_length=1, description="relative to the folder of this file")]
 
@@ -17,10 +18,8 @@ class Baseline(OwnDocument):
     """An earlier report, and how far below its accepted length a draft may fall."""
 
     report: FileName
-    max_drop: NonNegativeFloat | None = Field(
-        default=None, description="committed tokens per round"
-    )
-    max_drop_standard_errors: NonNegativeFloat | None = Field(
+    max_drop: Limit | None = Field(default=None, description="committed tokens per round")
+    max_drop_standard_errors: Limit | None = Field(
         default=None, description="of the difference, paired by prompt"
     )
 
@@ -34,7 +33,7 @@ class Baseline(OwnDocument):
 class Limits(OwnDocument):
     """Thresholds of one run."""
 
-    min_accepted_length: NonNegativeFloat | None = Field(
+    min_accepted_length: Limit | None = Field(
         default=None, description="committed tokens per round, the bonus token included"
     )
     min_acceptance: tuple[Fraction, ...] | None = Field(

@@ -28,6 +28,7 @@ class GateOutcome(OwnDocument):
     baseline: str | None = Field(description="file name of the baseline report")
     verdict: RuleVerdict
     rules: tuple[RuleResult, ...]
+    notes: tuple[str, ...] = Field(default=(), description="of the draft and that of the baseline")
 
 
 def worst(verdicts: Iterable[RuleVerdict]) -> RuleVerdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -83,10 +83,20 @@ class LosslessSamplingNumbers(OwnDocument):
     significance: float
 
 
+SamePrompt = Annotated[
+    NonNegativeInt | None,
+    Field(
+        description="index of the first entry with the same prompt, with which this one counts as "
+        "one in intervals; null: this is the first, or an older report"
+    ),
+]
+
+
 class PromptRounds(OwnDocument):
     """The rounds of one prompt."""
 
     id: str
+    same_prompt_as: SamePrompt = None
     accepted_per_round: tuple[NonNegativeInt, ...] = Field(description="without the bonus token")
 
 
@@ -94,6 +104,7 @@ class PromptExpectation(OwnDocument):
     """What decoding one recorded text yields on average."""
 
     id: str
+    same_prompt_as: SamePrompt = None
     rounds: NonNegativeFloat
     committed: NonNegativeFloat
 
@@ -115,7 +126,9 @@ class AcceptanceNumbers(OwnDocument):
     accepted_length: float | None = Field(
         description="committed tokens per round, bonus included, pooled over prompts"
     )
-    interval95: Interval | None = Field(description="bootstrap over prompts; null below 2 prompts")
+    interval95: Interval | None = Field(
+        description="bootstrap over different prompts; null below 2 of them"
+    )
     threshold: float
     rounds: Count
     committed: Count
@@ -146,7 +159,7 @@ class AcceptanceNumbers(OwnDocument):
         "mean over visited positions (at temperature 0: share of argmax tokens)"
     )
     prompts_needed: PositiveInt | None = Field(
-        description="estimate of the prompts that would decide an inconclusive threshold"
+        description="estimate of the different prompts that would decide an inconclusive threshold"
     )
     warnings: tuple[str, ...]
     prompts: tuple[PromptRounds | PromptExpectation, ...]
@@ -165,8 +178,9 @@ class AgreementNumbers(OwnDocument):
         "the text before it, is the target's; length N"
     )
     agreement_interval95: tuple[Interval | None, ...] = Field(
-        description="bootstrap over texts; null below 2 texts"
+        description="bootstrap over texts of different prompts; null below 2 prompts"
     )
+    warnings: tuple[str, ...] = ()
 
 
 class ConfidenceAtPosition(OwnDocument):
@@ -197,11 +211,14 @@ class ConfidenceNumbers(OwnDocument):
     auc: float | None = Field(
         description="probability that an accepted token ranks above a rejected one"
     )
-    auc_standard_error: float | None
+    auc_standard_error: float | None = Field(
+        description="as if all tokens on one prompt were those of one text"
+    )
     by_position: tuple[ConfidenceAtPosition, ...]
     reliability: tuple[ReliabilityBin, ...] = Field(
         default=(), description="the bins of the expected calibration error"
     )
+    warnings: tuple[str, ...] = ()
 
 
 Numbers = (

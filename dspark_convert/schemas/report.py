@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 from dspark_convert.schemas.base import OwnDocument, row_id
 from dspark_convert.schemas.draft import DraftConfig
 from dspark_convert.schemas.gate_outcome import GateOutcome
+from dspark_convert.schemas.identity import WeightsIdentity
 from dspark_convert.schemas.numbers import Numbers
 
 Verdict = Literal["pass", "fail", "inconclusive", "skipped"]
@@ -44,6 +45,9 @@ class VerifiedDraft(OwnDocument):
     name: str
     dialect: str | None
     config_sha256: str | None
+    weights: WeightsIdentity | None = Field(
+        default=None, description="null: it cannot be opened, or an older report"
+    )
     config: DraftConfig | None
 
 
@@ -52,6 +56,9 @@ class VerifiedTarget(OwnDocument):
 
     name: str
     config_sha256: str
+    weights: WeightsIdentity | None = Field(
+        default=None, description="null: an older report, or an older trace"
+    )
     architecture: str
     dtype: str
     device: str

@@ -87,6 +87,11 @@ class TraceSequence:
         )
 
     @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The first P token ids."""
+        return tuple(self.token_ids[: self.first_generated].tolist())
+
+    @property
     def numbers(self) -> dict[str, Tensor | None]:
         """All that the target said of its tokens, by the name of the tensor."""
         return {name: getattr(self, name) for name in _NUMBERS}

@@ -14,6 +14,7 @@ from dspark_convert.checks.confidence import (
     decide_confidence,
 )
 from dspark_convert.checks.run import overall
+from dspark_convert.replay.repetition import group_prompts
 from dspark_convert.runtime.records import DecodeResult, Round
 from dspark_convert.schemas.numbers import ConfidenceNumbers
 from dspark_convert.schemas.report import CheckResult, Verdict
@@ -29,7 +30,7 @@ def round_of(accepted: int, *confidence: float, stopped: bool = False) -> Round:
 
 
 def check(*rounds: Round, times: int = 1) -> CheckResult:
-    return check_confidence([DecodeResult((1,), rounds)] * times, 2)
+    return check_confidence([DecodeResult((1,), rounds)] * times, 2, group_prompts(range(times)))
 
 
 def numbers(result: CheckResult) -> ConfidenceNumbers:
@@ -96,10 +97,41 @@ def test_two_standard_errors_below_chance_are_forgiven(margin: float, verdict: V
     scores = np.array([SURE, UNSURE, SURE, UNSURE])
     accepted = np.array([1.0, 0.0, 0.0, 1.0])
     weights = np.array([right, right, 1 - right, 1 - right]) * tokens / 2
-    result = decide_confidence(np.ones(4, dtype=int), scores, accepted, weights, 1)
+    result = decide_confidence(
+        np.ones(4, dtype=int),
+        scores,
+        accepted,
+        weights,
+        1,
+        texts=np.zeros(4, dtype=int),
+        groups=group_prompts("a"),
+    )
     assert numbers(result).auc == pytest.approx(right)
     assert numbers(result).auc_standard_error == pytest.approx(error)
     assert result.verdict == verdict
+
+
+def test_one_prompt_many_times_is_not_many_tokens() -> None:
+    """What 120 tokens of forty prompts decide, those of one prompt forty times do not."""
+    results = [DecodeResult((1,), WRONG)] * 40
+    assert check_confidence(results, 2, group_prompts(range(40))).verdict == "fail"
+    often = check_confidence(results, 2, group_prompts([0] * 40))
+    assert often.verdict == "inconclusive"
+    assert often.reason == f"only 3 tokens, repetitions left out; {MIN_TOKENS} are needed"
+    once, many = numbers(check(*WRONG)), numbers(often)
+    assert many.auc_standard_error == pytest.approx(once.auc_standard_error)
+    assert (many.tokens, many.auc, many.accepted) == (120, once.auc, 40 * once.accepted)
+    assert many.warnings == ("39 of 40 prompts are repetitions, and count once in intervals",)
+    assert once.warnings == ()
+
+
+def test_a_hundred_tokens_three_times_are_enough() -> None:
+    few = [DecodeResult((1,), RIGHT)] * 3 * 34
+    assert check_confidence(few, 2, group_prompts([*range(34)] * 3)).verdict == "pass"
+    few = [DecodeResult((1,), RIGHT)] * 3 * 33
+    assert check_confidence(few, 2, group_prompts([*range(33)] * 3)).verdict == "inconclusive"
+    exact = [DecodeResult((1,), (round_of(1, SURE), round_of(0, UNSURE)))] * 3 * 50
+    assert check_confidence(exact, 2, group_prompts([*range(50)] * 3)).verdict == "pass"
 
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,12 +14,16 @@ torch = pytest.importorskip("torch")
 # ruff: noqa: E402 - the modules below need PyTorch
 from safetensors.torch import load_file, save_file
 
+from dspark_convert.checkpoint.folder import open_checkpoint
 from dspark_convert.checks.parity import check_parity, read_original
+from dspark_convert.checks.run import VerifyOptions, verify
 from dspark_convert.conversion import plan_to_dense, run_conversion
-from dspark_convert.errors import DraftError
+from dspark_convert.errors import DraftError, UsageError
+from dspark_convert.formats.identity import identify_weights
 from dspark_convert.formats.read import read_draft
 from dspark_convert.runtime import load_draft
 from dspark_convert.runtime.load import load_source
+from dspark_convert.runtime.machine import Machine
 from dspark_convert.schemas.numbers import ParityNumbers
 from dspark_convert.schemas.report import CheckResult
 
@@ -81,3 +88,49 @@ def test_weights_that_are_not_finite_are_refused_by_name(
         load_draft(output, target=golden / "verifier_bf16")
     assert caught.value.code == "weights-not-finite"
     assert "norm.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["itself", "a link", "a copy", "other shards"])
+def test_a_draft_compared_with_itself_shows_nothing(
+    golden: Path, tmp_path: Path, where: str
+) -> None:
+    draft = convert(golden / REDUCED / "checkpoint", tmp_path / "out")
+    source = draft if where == "itself" else tmp_path / "source"
+    if where == "a link":
+        source.symlink_to(draft)
+    elif where == "a copy":
+        shutil.copytree(draft, source)
+    elif where == "other shards":
+        run_conversion(plan_to_dense(golden / REDUCED / "checkpoint"), source)
+        (source / WEIGHTS).rename(source / "model-00001-of-00001.safetensors")
+        names = load_file(draft / WEIGHTS)
+        index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+        (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    report = verify(VerifyOptions(draft=draft, source=source, machine=Machine(device="cpu")))
+    parity = next(check for check in report.checks if check.id == "parity")
+    assert (parity.verdict, parity.numbers) == ("inconclusive", None)
+    assert parity.reason.startswith("--source is the draft itself")
+    assert report.verdict == "inconclusive"
+
+
+def test_another_draft_of_the_same_config_is_compared(golden: Path, tmp_path: Path) -> None:
+    draft = convert(golden / REDUCED / "checkpoint", tmp_path / "out")
+    source = shutil.copytree(draft, tmp_path / "source")
+    scale(source, "norm.weight", 1.01)
+    report = verify(VerifyOptions(draft=draft, source=source, machine=Machine(device="cpu")))
+    assert report.verdict == "fail"
+    weights = identify_weights(open_checkpoint(draft))
+    assert report.draft.weights == weights != identify_weights(open_checkpoint(source))
+    assert report.draft.weights.method == "all-bytes"
+    assert report.target is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"min_accepted_length": x} for x in (float("nan"), float("inf"), -1.0)]
+    + [{"min_acceptance": (0.5, x)} for x in (float("nan"), float("inf"), -0.1, 1.1)],
+)
+def test_a_threshold_that_nothing_can_be_compared_with_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as refused:
+        VerifyOptions(draft=Path("a"), source=Path("b"), **options).check()
+    assert refused.value.code == "option-out-of-range"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_convert.checks.confidence import decide_confidence
+from dspark_convert.replay.repetition import group_prompts
 from dspark_convert.schemas.numbers import ConfidenceNumbers
 
 TOKENS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 3)), min_size=1)
@@ -15,7 +16,11 @@ TOKENS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 3))
 
 def numbers(tokens: list[tuple[float, float, float]]) -> ConfidenceNumbers:
     scores, accepted, weights = np.array(tokens, dtype=float).T
-    found = decide_confidence(np.ones(len(tokens), dtype=int), scores, accepted, weights, 1).numbers
+    ones, texts = np.ones(len(tokens), dtype=int), np.zeros(len(tokens), dtype=int)
+    groups = group_prompts(["one"])
+    found = decide_confidence(
+        ones, scores, accepted, weights, 1, texts=texts, groups=groups
+    ).numbers
     assert isinstance(found, ConfidenceNumbers)
     return found
 

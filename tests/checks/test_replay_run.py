@@ -24,6 +24,7 @@ from dspark_convert.checks.replay_run import ReplayRun
 from dspark_convert.checks.run import VerifyOptions, verify
 from dspark_convert.cli.verify import app
 from dspark_convert.errors import DSparkError, UsageError
+from dspark_convert.replay.repetition import group_prompts
 from dspark_convert.runtime.draft import DraftModel
 from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.records import DecodeOptions, DecodeResult
@@ -124,11 +125,16 @@ def test_greedy_reports_are_the_same(tmp_path: Path, changes: dict[str, Any]) ->
     run = ReplayRun(draft, trace, replay_options(options))
     settings = AcceptanceSettings(num_tokens=run.num_tokens, min_accepted_length=1.5)
     names = [str(index) for index in range(len(results))]
-    decoded = measure_acceptance(results, names, settings, mass_outside=0.0)
+    decoded = measure_acceptance(
+        results, names, settings, groups=group_prompts(names), mass_outside=0.0
+    )
     assert_same_acceptance(decoded, run.check_acceptance(settings))
     tally, counted = run.tally(), count_rounds(results, run.num_tokens)
     assert np.array_equal(tally.trials, counted.trials)
-    one, two = check_confidence(results, run.num_tokens), run.check_confidence()
+    one, two = (
+        check_confidence(results, run.num_tokens, group_prompts(names)),
+        run.check_confidence(),
+    )
     assert isinstance(one.numbers, ConfidenceNumbers)
     assert isinstance(two.numbers, ConfidenceNumbers)
     assert two.numbers.tokens == one.numbers.tokens
@@ -136,6 +142,34 @@ def test_greedy_reports_are_the_same(tmp_path: Path, changes: dict[str, Any]) ->
     assert two.numbers.expected_calibration_error == pytest.approx(
         one.numbers.expected_calibration_error, abs=1e-6
     )
+
+
+def test_repeated_prompts_of_a_trace_count_once(tmp_path: Path) -> None:
+    """As in the decode run that it stands for, whatever the texts are called."""
+    options = DecodeOptions(max_new_tokens=24)
+    target, draft = pair("anchor_first")
+    prompts = [random_prompts(64, [9])[0]] * 3 + random_prompts(64, [5, 14])
+    results, texts = decode_texts((target, draft), prompts, options)
+    sequences = record_texts(target, texts, prompts, options)
+    trace = write_sequences(tmp_path / "trace.safetensors", sequences, options)
+    run, groups = (
+        ReplayRun(draft, trace, replay_options(options)),
+        group_prompts(map(tuple, prompts)),
+    )
+    assert run.groups == groups
+    assert groups.first == (0, 0, 0, 3, 4)
+    settings = AcceptanceSettings(num_tokens=run.num_tokens, min_accepted_length=1.5)
+    names = [str(index) for index in range(5)]
+    decoded = measure_acceptance(results, names, settings, groups=groups, mass_outside=0.0)
+    replayed = run.check_acceptance(settings)
+    assert_same_acceptance(decoded, replayed)
+    assert isinstance(replayed.numbers, AcceptanceNumbers)
+    assert [x.same_prompt_as for x in replayed.numbers.prompts] == [None, 0, 0, None, None]
+    one, two = check_confidence(results, run.num_tokens, groups), run.check_confidence()
+    assert isinstance(one.numbers, ConfidenceNumbers)
+    assert isinstance(two.numbers, ConfidenceNumbers)
+    assert two.numbers.auc_standard_error == one.numbers.auc_standard_error
+    assert two.numbers.warnings == groups.warnings
 
 
 def test_lengths_of_other_drafting_are_those_of_runs_with_it(tmp_path: Path) -> None:
@@ -182,6 +216,20 @@ def test_given_texts_have_no_accepted_length(tmp_path: Path) -> None:
     assert (result.numbers.texts, result.numbers.anchors) == (2, 38)
     assert all(share is not None for share in result.numbers.agreement_by_position)
     assert all(interval is not None for interval in result.numbers.agreement_interval95)
+    assert result.numbers.warnings == ()
+    twice = write_sequences(
+        tmp_path / "twice.safetensors",
+        record_texts(target, texts[:1] * 2, prompts[:1] * 2, options),
+        options,
+        text_origin="given",
+        has_argmax=True,
+    )
+    repeated = check_agreement(
+        draft, twice, replay_options(options), seed=0, on_progress=lambda *news: None
+    ).numbers
+    assert isinstance(repeated, AgreementNumbers)
+    assert set(repeated.agreement_interval95) == {None}
+    assert repeated.warnings == ("1 of 2 prompts are repetitions, and count once in intervals",)
 
 
 def test_a_trace_decides_the_sampling() -> None:

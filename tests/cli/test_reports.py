@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from dspark_convert.cli.verify import app
 from dspark_convert.schemas.catalog import schema_of
 from dspark_convert.schemas.diagnosis import DecisionRule, Diagnosis, HypothesisResult
-from tests.conftest import ROOT, Outcome
+from tests.conftest import ROOT, Outcome, write_otherwise
 from tests.reports.documents import HOSTILE, acceptance, report
 
 GOLDEN = ROOT / "fixtures" / "golden"
@@ -108,9 +108,9 @@ def test_gate_fails_with_exit_1_and_names_the_rule(gate: Path) -> None:
     ]
 
 
-def test_options_overrule_the_gate(gate: Path) -> None:
+def test_options_overrule_the_gate(gate: Path, tmp_path: Path) -> None:
     options = ("--gate", gate, "--prompt-set", "strict", "--min-accepted-length", 0.5)
-    outcome = check(*options, "--source", DENSE, "--json")
+    outcome = check(*options, "--source", write_otherwise(DENSE, tmp_path / "source"), "--json")
     assert outcome.json["settings"]["min_accepted_length"] == 0.5
     assert outcome.json["gate"]["verdict"] == "pass"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from dspark_convert import __version__
 from dspark_convert.cli.verify import app
 from dspark_convert.schemas.catalog import schema_of
-from tests.conftest import ROOT, Outcome
+from tests.conftest import ROOT, Outcome, write_otherwise
 
 pytest.importorskip("torch")
 
@@ -70,7 +71,10 @@ def test_the_version_of_the_package_is_the_program_s(option: str) -> None:
 
 def check_everything(prompts: Path, run: Callable[..., Outcome]) -> Outcome:
     """A draft that passes every check, at a temperature; ``passed.json`` is the report."""
-    options = ("--prompts", prompts, "--temperature", 0.8, "--source", DENSE)
+    source = prompts.with_name("source")
+    if not source.exists():
+        write_otherwise(DENSE, source)
+    options = ("--prompts", prompts, "--temperature", 0.8, "--source", source)
     return check(*options, "--report", prompts.with_name("passed.json"), "--json", run=run)
 
 
@@ -179,12 +183,20 @@ def test_exit_4_when_nothing_is_drafted(prompts: Path) -> None:
     assert check("--prompts", prompts, "--confidence-threshold", 1).code == 4
 
 
-def test_source_alone_checks_parity_and_skips_the_rest() -> None:
-    outcome = verify("check", DENSE, "--source", DENSE, "--json")
+def test_source_alone_checks_parity_and_skips_the_rest(tmp_path: Path) -> None:
+    source = write_otherwise(DENSE, tmp_path / "source")
+    outcome = verify("check", DENSE, "--source", source, "--json")
     verdicts = {result["id"]: result["verdict"] for result in outcome.json["checks"]}
     assert outcome.code == 0
     assert verdicts["parity"] == "pass"
     assert verdicts["acceptance"] == "skipped"
+
+
+def test_exit_4_when_the_source_is_the_draft_itself() -> None:
+    outcome = verify("check", DENSE, "--source", DENSE)
+    assert outcome.code == 4
+    assert "--source is the draft itself" in " ".join(outcome.out.split())
+    assert re.search("draft weights +SHA-256 [0-9a-f]{16}… of all bytes", outcome.out)
 
 
 def test_explain_knows_every_check() -> None:
@@ -221,6 +233,7 @@ def test_without_pytorch_the_extra_is_named(asked: list[str], tmp_path: Path) ->
 
 
 def test_a_report_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
+    source = write_otherwise(DENSE, tmp_path / "source")
     (tmp_path / "real.json").write_text("old")
     (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
     pipe = tmp_path / "pipe"
@@ -228,7 +241,7 @@ def test_a_report_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         outputs = ("--report", tmp_path / "link.json", "--junit", pipe)
-        assert verify("check", DENSE, "--source", DENSE, *outputs).code == 0
+        assert verify("check", DENSE, "--source", source, *outputs).code == 0
         assert os.read(reader, 5) == b"<?xml"
     finally:
         os.close(reader)

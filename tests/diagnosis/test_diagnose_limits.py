@@ -73,6 +73,24 @@ def test_few_texts_decide_nothing(build: Callable[..., Path], short_trace: Trace
     assert "texts" in diagnosis.reason
 
 
+def test_one_prompt_many_times_decides_nothing(
+    build: Callable[..., Path], short_trace: Trace
+) -> None:
+    """Else every reading differs from every other beyond chance, or by exactly nothing."""
+    same = open_trace(short_trace.files[0].path)
+    same.header = same.header.model_copy(update={"sequences": same.header.sequences[:1] * 12})
+    same._places = same._places[:1] * 12
+    diagnosis = run(build(DENSE, ONE_PLUS_N_DECLARED), same)
+    assert (diagnosis.verdict, diagnosis.best) == ("undecided", "as-declared")
+    assert diagnosis.reason == f"1 texts have an anchor; {MIN_TEXTS} are needed"
+    assert diagnosis.texts == 12
+    assert all(result.interval95 is None for result in diagnosis.hypotheses)
+    found = [x for x in diagnosis.findings if x.code == "prompts-repeated"]
+    assert [(x.severity, x.found) for x in found] == [
+        ("warning", "11 of 12 prompts are repetitions")
+    ]
+
+
 def untrained_backbone(config: Config, tensors: Tensors) -> None:
     """Every matrix random, but for the embedding and the head."""
     generator = torch.Generator().manual_seed(0)

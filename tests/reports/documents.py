@@ -26,18 +26,22 @@ def acceptance(
     length: float = 2.0, rounds: tuple[tuple[int, ...], ...] = ((0, 2), (1, 1)), **changes: Any
 ) -> dict[str, Any]:
     """The numbers of a draft of two tokens; ``rounds`` are the accepted ones of each prompt."""
+    accepted = [count for prompt in rounds for count in prompt]
+    histogram = tuple(accepted.count(count) for count in (0, 1, 2))
+    first, both = histogram[1] + histogram[2], histogram[2]
+    several = len(rounds) > 1
     return {
         "accepted_length": length,
-        "interval95": (length - 0.1, length + 0.1),
+        "interval95": (length - 0.1, length + 0.1) if several else None,
         "threshold": 1.1,
-        "rounds": sum(map(len, rounds)),
-        "committed": length * sum(map(len, rounds)),
+        "rounds": len(accepted),
+        "committed": length * len(accepted),
         "drafted": 8,
-        "accepted": 4,
-        "acceptance_by_position": (0.75, 1 / 3),
-        "acceptance_interval95": ((0.5, 1.0), None),
-        "survival_by_position": (0.75, 0.25),
-        "histogram": (1, 2, 1),
+        "accepted": sum(accepted),
+        "acceptance_by_position": (first / len(accepted), both / first if first else None),
+        "acceptance_interval95": ((0.5, 1.0) if several else None, None),
+        "survival_by_position": (first / len(accepted), both / len(accepted)),
+        "histogram": histogram,
         "accepted_length_by_num_speculative_tokens": (1.75, 2.0),
         "mass_outside_draft_vocabulary": 0.0,
         "prompts_needed": None,

@@ -56,6 +56,15 @@ DIFFERENCE = {
     "gap_in_ulp": 100.0,
     "tie": False,
 }
+REPEATED = [
+    {"id": "0", "accepted_per_round": [0, 2]},
+    {"id": "1", "same_prompt_as": 0, "accepted_per_round": [1, 1]},
+]
+LATER = [
+    {"id": "0", "same_prompt_as": 1, "accepted_per_round": [0, 2]},
+    {"id": "1", "accepted_per_round": [1, 1]},
+]
+SAMPLED = {"method": "sampled", "sha256": "0" * 64, "nbytes": 8}
 RULES: dict[str, tuple[Edit, str]] = {
     "no checks": (lambda d: d.update(checks=[]), "checks"),
     "all skipped": (all_skipped, "verdict"),
@@ -108,6 +117,23 @@ RULES: dict[str, tuple[Edit, str]] = {
     ),
     "a threshold that is not reached": (numbers("acceptance", threshold=3.0), "checks.5.verdict"),
     "an interval that does not reach it": (without_interval, "checks.5.verdict"),
+    "an interval of one prompt": (
+        numbers("acceptance", prompts=REPEATED),
+        "checks.5.numbers.interval95",
+    ),
+    "intervals of one prompt": (
+        numbers("acceptance", interval95=None, prompts=REPEATED),
+        "checks.5.numbers.acceptance_interval95",
+    ),
+    "the same as a later prompt": (
+        numbers("acceptance", prompts=LATER),
+        "checks.5.numbers.prompts.0.same_prompt_as",
+    ),
+    "weights read otherwise": (
+        lambda d: d["draft"].update(weights=SAMPLED),
+        "draft.weights.method",
+    ),
+    "no target": (lambda d: d.update(target=None), "target"),
     "confidence": (numbers("confidence", accepted=4), "checks.6.numbers.accepted"),
 }
 

@@ -10,6 +10,7 @@ import pytest
 from dspark_convert.errors import CheckpointError, GateError, ReportError, UsageError
 from dspark_convert.reports.gate import Gate, apply_gate, open_gate
 from dspark_convert.reports.read import read_report
+from dspark_convert.schemas.identity import WeightsIdentity
 from tests.reports.documents import acceptance, report
 
 WHOLE = """
@@ -89,6 +90,14 @@ def test_an_unknown_prompt_set_is_refused_with_those_there_are(gate_file: Path) 
         ("min_accepted_lenght = 2", ["min_accepted_lenght"]),
         ("min_accepted_length = -1", ["min_accepted_length"]),
         ("min_accepted_length = nan", ["min_accepted_length"]),
+        ("min_accepted_length = inf", ["min_accepted_length"]),
+        ("min_acceptance = [nan]", ["min_acceptance.0"]),
+        ('[baseline]\nreport = "b"\nmax_drop = nan', ["baseline.max_drop"]),
+        ('[baseline]\nreport = "b"\nmax_drop = inf', ["baseline.max_drop"]),
+        (
+            '[baseline]\nreport = "b"\nmax_drop_standard_errors = inf',
+            ["baseline.max_drop_standard_errors"],
+        ),
         ('min_acceptance = [0.5, 1.5, "x"]', ["min_acceptance.1", "min_acceptance.2"]),
         ('required_checks = ["speed"]', ["required_checks.0"]),
         ('[baseline]\nreport = "b.json"', ["baseline"]),
@@ -154,6 +163,22 @@ def test_a_drop_against_the_baseline_fails(gate_file: Path) -> None:
     assert judged.baseline == "report.json"
     found = {rule.rule: rule.verdict for rule in judged.rules}
     assert found["max-drop"] == "fail"
+
+
+def test_a_gate_says_that_the_name_of_the_baseline_has_other_weights(gate_file: Path) -> None:
+    judged = []
+    for digest in ("a", "b"):
+        found = report()
+        weights = WeightsIdentity(method="all-bytes", sha256=digest, nbytes=8)
+        draft = found.draft.model_copy(update={"weights": weights})
+        found = found.model_copy(update={"draft": draft})
+        (gate_file.parent / "base/report.json").write_text(found.model_dump_json())
+        judged.append(found)
+    same, other = (apply_gate(open_gate(gate_file), each).gate for each in reversed(judged))
+    assert same is not None
+    assert same.notes == ()
+    assert other is not None
+    assert other.notes == ("the draft has the same name in both reports, and other weights",)
 
 
 def test_a_report_reads_back_and_others_are_refused(tmp_path: Path) -> None:

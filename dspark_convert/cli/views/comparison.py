@@ -29,6 +29,7 @@ def comparison_view(comparison: Comparison) -> RenderableType:
                 f"error {number(length.standard_error)}, {length.prompts} prompts)",
             )
         )
+    facts += [("note", note) for note in comparison.notes]
     views: list[RenderableType] = [facts_grid(facts)]
     if comparison.rules:
         views.append(rules_table("Rules", comparison.rules))

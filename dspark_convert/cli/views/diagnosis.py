@@ -27,6 +27,11 @@ def diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
     if diagnosis.engine is not None:
         facts.append(("decoder", describe_decoder(diagnosis)))
     facts += [("settled early", text) for text in _settled_early(tried, diagnosis)]
+    facts += [
+        ("warning", ": ".join(filter(None, (finding.message, finding.found))))
+        for finding in diagnosis.findings
+        if finding.severity == "warning"
+    ]
     facts += [("not tried", f"{result.id}: {result.reason}") for result in skipped]
     verdict = Text(diagnosis.verdict, style=_STYLES[diagnosis.verdict])
     named = "" if diagnosis.best == "as-declared" else f" {diagnosis.best}"

@@ -15,7 +15,7 @@ from dspark_convert.cli.views.tables import (
     plain_table,
     rules_table,
 )
-from dspark_convert.reports.content import describe_decoder
+from dspark_convert.reports.content import describe_decoder, list_gate_notes, list_weights
 from dspark_convert.reports.text import bounds, count, number
 from dspark_convert.schemas.numbers import (
     AcceptanceNumbers,
@@ -40,6 +40,7 @@ def report_view(report: VerifyReport) -> RenderableType:
     facts = [
         ("draft", f"{report.draft.name} ({report.draft.dialect})"),
         ("target", target),
+        *list_weights(report),
         (
             "settings",
             f"{settings.num_prompts} prompts ({settings.trace or settings.prompts}), temperature "
@@ -54,12 +55,13 @@ def report_view(report: VerifyReport) -> RenderableType:
         if isinstance(result.numbers, AcceptanceNumbers) and result.numbers.rounds:
             views += [_by_position(result.numbers), _totals(result.numbers)]
         elif isinstance(result.numbers, AgreementNumbers):
-            views.append(_agreement(result.numbers))
+            views += [_agreement(result.numbers), _warnings(result.numbers.warnings)]
         elif isinstance(result.numbers, ConfidenceNumbers) and result.numbers.tokens:
-            views.append(_calibration(result.numbers))
+            views += [_calibration(result.numbers), _warnings(result.numbers.warnings)]
     views += [_marked(text) for text in report.worst]
     if report.gate and report.gate.rules:
         views.append(rules_table(f"Gate {visible(report.gate.file)}", report.gate.rules))
+        views.append(facts_grid([("note", note) for note in list_gate_notes(report)]))
     views.append(Text(report.verdict, style=VERDICT_STYLE[report.verdict]))
     return Group(*views)
 
@@ -106,7 +108,11 @@ def _by_position(numbers: AcceptanceNumbers) -> Table:
     return table
 
 
-def _totals(numbers: AcceptanceNumbers) -> Table:
+def _warnings(warnings: Sequence[str]) -> Table:
+    return facts_grid([("warning", warning) for warning in warnings])
+
+
+def _totals(numbers: AcceptanceNumbers) -> RenderableType:
     facts = [
         (
             "accepted length",
@@ -134,8 +140,7 @@ def _totals(numbers: AcceptanceNumbers) -> Table:
             for entry in numbers.accepted_length_by_confidence_threshold
         ]
         facts.append(("with a confidence threshold", ", ".join(lengths)))
-    facts += [("warning", warning) for warning in numbers.warnings]
-    return facts_grid(facts)
+    return Group(facts_grid(facts), _warnings(numbers.warnings))
 
 
 def _agreement(numbers: AgreementNumbers) -> Table:

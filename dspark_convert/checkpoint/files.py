@@ -12,6 +12,10 @@ from pathlib import Path
 from dspark_convert.errors import CheckpointError, Finding
 
 _HASH_CHUNK = 8 << 20
+MAX_DOCUMENT_BYTES = 500_000_000  # of a model; the largest tokenizers take some 35 MB
+_MODEL_SUFFIXES = frozenset(
+    {".jinja", ".json", ".model", ".py", ".safetensors", ".tiktoken", ".txt"}
+)
 _READ_CHUNK = 1 << 30  # Linux and macOS cut a single read short near 2 GiB
 
 
@@ -56,17 +60,31 @@ def read_limited(path: Path, *, limit: int) -> bytes:
     with open_regular(path) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > limit:
-            raise CheckpointError(
-                Finding(
-                    code="file-too-large",
-                    message="the file is larger than any sensible file of its kind",
-                    file=path.name,
-                    expected=f"at most {limit} bytes",
-                    found=f"{size} bytes",
-                    hint="check that this is the file you meant",
-                )
-            )
+            raise CheckpointError(_too_large(path, size, limit))
         return read_range(descriptor, 0, size)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; False where the system cannot tell, as for too long a name."""
+    return os.path.isdir(path)  # noqa: PTH112 - `Path.is_dir` raises there
+
+
+def require_model_documents(folder: Path) -> None:
+    """Refuse a folder in which a library that reads all of it would wait or fill the memory.
+
+    Looks at what libraries open in the folder of a model: a pipe or device is refused with
+    ``not-a-regular-file``, a document above 500 MB with ``file-too-large``.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in _MODEL_SUFFIXES or path.is_dir():
+            continue
+        try:
+            status = path.stat()
+        except OSError:  # leads nowhere, or is unreadable: the library says so
+            continue
+        _require_regular(status.st_mode, path.name)
+        if path.suffix != ".safetensors" and status.st_size > MAX_DOCUMENT_BYTES:
+            raise CheckpointError(_too_large(path, status.st_size, MAX_DOCUMENT_BYTES))
 
 
 def _open(path: Path, file: str) -> int:
@@ -85,12 +103,32 @@ def _open(path: Path, file: str) -> int:
                 hint="check the permissions of the file and its folder",
             )
         ) from error
+    except ValueError as error:  # a NUL, or half of a surrogate pair
+        raise CheckpointError(
+            Finding(
+                code="file-unreadable",
+                message="no file can have this name",
+                file=repr(file),
+                hint="correct the name, wherever it is given",
+            )
+        ) from error
     try:
         _require_regular(os.fstat(descriptor).st_mode, file)
     except CheckpointError:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _too_large(path: Path, size: int, limit: int) -> Finding:
+    return Finding(
+        code="file-too-large",
+        message="the file is larger than any sensible file of its kind",
+        file=path.name,
+        expected=f"at most {limit} bytes",
+        found=f"{size} bytes",
+        hint="check that this is the file you meant",
+    )
 
 
 def _missing(path: Path, file: str) -> Finding:

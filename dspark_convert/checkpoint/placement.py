@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from dspark_convert.checkpoint.files import is_folder
 from dspark_convert.errors import Finding, OutputError
 
 
@@ -21,7 +22,7 @@ def check_place(output: Path, protected: Sequence[Path]) -> Path:
     those above it, and whatever is, holds or lies in a ``protected`` folder.
     """
     place = _real_place(output)
-    if not place.parent.is_dir():
+    if not is_folder(place.parent):
         _refuse(
             "output-parent-missing",
             "the folder that should hold the output does not exist",

@@ -1,14 +1,15 @@
 """An output file that appears whole or not at all; the sibling of ``staging``, which makes folders.
 
-While it is built, it lies beside the output as ``.NAME.dspark-tmp-1a2b3c4d``, held with flock. The
-name is random for each run and the file is created, never opened, so nothing that somebody planted
-under a predictable name is ever written to. Nobody holds what a killed run left behind; the next
-run to the same output removes it.
+While it is built, it lies beside the output as ``.NAME.dspark-tmp-1a2b3c4d``, held with flock; a
+name too long for that is replaced by its hash. The name is random for each run and the file is
+created, never opened, so nothing that somebody planted under a predictable name is ever written to.
+Nobody holds what a killed run left behind; the next run to the same output removes it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -23,6 +24,9 @@ from dspark_convert.errors import Finding, OutputError
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_MAX_NAME_BYTES = 255  # of a file name, on every common filesystem of Linux and macOS
+_MARK = ".dspark-tmp-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,31 @@ def staged_file(
                 staged.path.unlink()
             raise
         finally:
-            os.close(staged.descriptor)
+            with suppress(OSError):  # which must not hide why the work failed
+                os.close(staged.descriptor)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all.
+
+    A link is followed, and what it leads to is replaced. What is no file, such as a pipe or
+    ``/dev/stdout``, is written to directly. Errors stay ``OSError``.
+    """
+    if _is_no_file(path):
+        path.write_bytes(data)
+        return
+    with (
+        staged_file(Path(os.path.realpath(path))) as staged,
+        open(staged.descriptor, "wb", closefd=False) as file,
+    ):
+        file.write(data)
+
+
+def _is_no_file(path: Path) -> bool:
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:  # nothing is there, or nobody can tell
+        return False
 
 
 def _create(place: Path) -> StagedFile:
@@ -96,17 +124,20 @@ def _is_ours(staged: StagedFile) -> bool:
 
 
 def _prefix(place: Path) -> str:
-    return f".{place.name}.dspark-tmp-"
+    name = os.fsencode(place.name)
+    if len(name) + len(_MARK) + 9 > _MAX_NAME_BYTES:  # a dot before it, eight digits behind
+        return f".{hashlib.sha256(name).hexdigest()}{_MARK}"
+    return f".{place.name}{_MARK}"
 
 
 def _remove_orphans(place: Path) -> bool:
     """Remove what killed runs left; return whether another run is working on ``place``."""
     pattern = re.compile(re.escape(_prefix(place)) + "[0-9a-f]{8}")
-    held = [
-        not _removed_if_orphan(path)
-        for path in sorted(place.parent.iterdir())
-        if pattern.fullmatch(path.name)
-    ]
+    try:
+        beside = sorted(place.parent.iterdir())
+    except OSError:  # a folder that may be written to but not listed
+        return False
+    held = [not _removed_if_orphan(path) for path in beside if pattern.fullmatch(path.name)]
     return any(held)
 
 

@@ -109,13 +109,14 @@ def to_speculators(
 
     After a conversion to dense, its manifest restores what dense cannot express.
     """
+    from dspark_convert.checkpoint.files import is_folder
     from dspark_convert.cli.console import Sink
     from dspark_convert.cli.exits import refusals
     from dspark_convert.conversion.plan import plan_to_speculators
     from dspark_convert.formats.overrides import parse_overrides
     from dspark_convert.hub.sources import names_repository_to_read
 
-    local = verifier is not None and Path(verifier).is_dir()
+    local = verifier is not None and is_folder(Path(verifier))
     compared = local or names_repository_to_read(verifier)
     with refusals(Sink(as_json=as_json, quiet=quiet)) as sink, ExitStack() as stack:
         overrides = parse_overrides(layout, d2t, settings or [])
@@ -313,12 +314,13 @@ def schema(
 
 
 def _write_schemas(folder: Path, sink: Sink) -> None:
+    from dspark_convert.checkpoint.staged_file import write_file
     from dspark_convert.schemas.catalog import PUBLISHED, schema_file, schema_text
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in PUBLISHED:
-            schema_file(folder, name).write_text(schema_text(name), encoding="utf-8")
+            write_file(schema_file(folder, name), schema_text(name).encode())
     except OSError as error:
         finding = Finding(
             code="output-not-writable",

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dspark_convert.checkpoint.files import is_folder
+from dspark_convert.checkpoint.staged_file import write_file
 from dspark_convert.errors import Finding, OutputError
 from dspark_convert.reports.content import tabulate_diagnosis
 from dspark_convert.reports.junit import render_junit
@@ -32,7 +34,7 @@ class ReportFiles:
         """
         read_only = [Path(os.path.realpath(folder)) for folder in inputs]
         for path in filter(None, (self.report, self.junit, self.markdown, self.html)):
-            if not path.absolute().parent.is_dir() or path.is_dir():
+            if not is_folder(path.absolute().parent) or is_folder(path):
                 raise _not_written(path, "not a file in an existing folder")
             if any(folder in Path(os.path.realpath(path)).parents for folder in read_only):
                 raise _not_written(path, "it would lie in a folder that is an input")
@@ -42,7 +44,7 @@ class ReportFiles:
     def write(self, report: VerifyReport, diagnosis: Diagnosis | None = None) -> None:
         """Write every form that was asked for; raises ``OutputError`` (``report-not-written``)."""
         for path, text in self._texts(report, diagnosis):
-            _replace_file(path, text)
+            _write(path, text)
 
     def _texts(
         self, report: VerifyReport, diagnosis: Diagnosis | None
@@ -73,18 +75,11 @@ def append_step_summary(report: VerifyReport) -> None:
         raise _not_written(Path(name), str(error.strerror)) from None
 
 
-def _replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all; links are followed, pipes and devices written directly."""
-    real = Path(os.path.realpath(path))
-    temporary = real.with_name(f".{real.name}.tmp")
+def _write(path: Path, text: str) -> None:
     try:
-        if real.exists() and not real.is_file():
-            real.write_text(text, encoding="utf-8")
-            return
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(real)
+        # A name that is not UTF-8 may stand in a report; it is spelled as `visible` spells it.
+        write_file(path, text.encode("utf-8", errors="backslashreplace"))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _not_written(path, str(error.strerror)) from None
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from dspark_convert.checkpoint.files import hash_range, open_regular, read_limited
+from dspark_convert.checkpoint.files import hash_range, open_regular
 from dspark_convert.checkpoint.header import read_header
+from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.errors import CheckpointError, Findings
 from dspark_convert.schemas.plan import ConversionManifest, OutputFile
 
@@ -21,9 +21,9 @@ _MAX_MANIFEST_BYTES = 100_000_000
 def read_manifest(folder: Path) -> ConversionManifest | None:
     """The manifest in a folder; None if there is none that can be understood."""
     try:
-        document = json.loads(read_limited(folder / MANIFEST_FILE, limit=_MAX_MANIFEST_BYTES))
+        document = read_json(folder / MANIFEST_FILE, limit=_MAX_MANIFEST_BYTES)
         return ConversionManifest.model_validate(document)
-    except (CheckpointError, ValidationError, ValueError, RecursionError):
+    except (CheckpointError, ValidationError):
         return None
 
 

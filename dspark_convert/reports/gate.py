@@ -27,7 +27,8 @@ else:
 if TYPE_CHECKING:  # it needs PyTorch
     from dspark_convert.checks.options import VerifyOptions
 
-MAX_GATE_BYTES = 1_000_000
+MAX_GATE_BYTES = 100_000
+_MAX_DOTS = 200  # of a line; a key of n parts is parsed in time that grows with the square of n
 T = TypeVar("T")
 
 
@@ -82,8 +83,9 @@ def open_gate(path: Path, prompt_set: str | None = None) -> Gate:
 def read_gate(path: Path) -> GateFile:
     """A thresholds file as written; raises ``GateError`` (``gate-invalid``) with every fault."""
     try:
-        values = tomllib.loads(read_limited(path, limit=MAX_GATE_BYTES).decode("utf-8"))
-        return GateFile.model_validate(values, context={"checks": CHECKS})
+        text = read_limited(path, limit=MAX_GATE_BYTES).decode("utf-8")
+        _require_short_keys(text)
+        return GateFile.model_validate(tomllib.loads(text), context={"checks": CHECKS})
     except ValidationError as error:
         first, *more = [
             _invalid(path, fault["msg"], ".".join(map(str, fault["loc"])) or None)
@@ -92,6 +94,12 @@ def read_gate(path: Path) -> GateFile:
         raise GateError(first, *more) from None
     except (ValueError, RecursionError) as error:  # of TOML or UTF-8
         raise GateError(_invalid(path, str(error))) from None
+
+
+def _require_short_keys(text: str) -> None:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.count(".") > _MAX_DOTS and not line.lstrip().startswith("#"):
+            raise ValueError(f"line {number} has more than {_MAX_DOTS} dots")
 
 
 def follow_gate(options: VerifyOptions, gate: Gate) -> VerifyOptions:

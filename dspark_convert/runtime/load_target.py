@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 
+from dspark_convert.checkpoint.files import require_model_documents
 from dspark_convert.errors import CheckpointError, Finding
 from dspark_convert.runtime.causal import CausalTarget
 from dspark_convert.runtime.library_errors import library_errors
@@ -38,7 +39,7 @@ def load_target(
 
     Raises:
         CheckpointError: ``target-unreadable``, ``target-tensor-missing``,
-            ``target-needs-transformers-5``.
+            ``target-needs-transformers-5``, and those of ``require_model_documents``.
         DialectError: ``target-unsupported``, ``target-not-rewindable``.
     """
 
@@ -52,6 +53,8 @@ def load_target(
             )
         )
 
+    if Path(path).is_dir():
+        require_model_documents(Path(path))
     with library_errors(refuse):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         if TRANSFORMERS_MAJOR < 5:

@@ -66,13 +66,14 @@ def schema_file(folder: Path, name: str) -> Path:
 
 def drifted(folder: Path) -> list[str]:
     """File names in ``folder`` that differ from the models, are missing, or belong to none."""
-    wanted = {schema_file(folder, name): schema_text(name) for name in PUBLISHED}
+    wanted = {schema_file(folder, name): schema_text(name).encode() for name in PUBLISHED}
     stray = {path.name for path in folder.glob("*.schema.json")} - {path.name for path in wanted}
-    return sorted(
-        stray
-        | {
-            path.name
-            for path, text in wanted.items()
-            if not path.is_file() or path.read_text(encoding="utf-8") != text
-        }
-    )
+    return sorted(stray | {path.name for path, data in wanted.items() if not _holds(path, data)})
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        same_size = path.is_file() and path.stat().st_size == len(data)
+        return same_size and path.read_bytes() == data
+    except OSError:
+        return False

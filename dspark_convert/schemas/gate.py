@@ -11,7 +11,10 @@ from dspark_convert.schemas.report import CheckId
 
 Limit = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-FileName = Annotated[str, Field(min_length=1, description="relative to the folder of this file")]
+FileName = Annotated[
+    str,
+    Field(min_length=1, pattern=r"^[^\x00]+$", description="relative to the folder of this file"),
+]
 
 
 class Baseline(OwnDocument):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dspark_convert.checkpoint.dtypes import FLOAT_NAMES, FLOATS, float_name
-from dspark_convert.checkpoint.files import read_limited
+from dspark_convert.checkpoint.files import MAX_DOCUMENT_BYTES, read_limited
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.jsonfile import read_json
 from dspark_convert.checkpoint.names import display_name, repository_of
@@ -27,8 +27,6 @@ from dspark_convert.traces.file import trace_error
 
 Layers = tuple[int, ...] | Literal["all"] | None
 """Layer ids, all of them, or those of the draft."""
-
-_MAX_TOKENIZER_BYTES = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ def _tokenizer_sha256(folder: Path) -> str | None:
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
-    return hashlib.sha256(read_limited(path, limit=_MAX_TOKENIZER_BYTES)).hexdigest()
+    return hashlib.sha256(read_limited(path, limit=MAX_DOCUMENT_BYTES)).hexdigest()
 
 
 def _usage(code: str, message: str, wanted: Sequence[int], found: Sequence[int]) -> UsageError:

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from dspark_convert.checkpoint.files import require_model_documents
 from dspark_convert.errors import PromptError
 from dspark_convert.runtime.library_errors import library_errors
 from dspark_convert.traces.prompts import prompt_error
@@ -19,9 +20,11 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any | No
 
     Raises:
         PromptError: ``tokenizer-unreadable``.
+        CheckpointError: see ``require_model_documents``.
     """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
+    require_model_documents(folder)
 
     def refuse(description: str, hint: str | None) -> PromptError:
         return prompt_error(

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dspark_convert.checkpoint.files import is_folder
 from dspark_convert.errors import Findings, TraceError
 from dspark_convert.formats.identity import identify_weights
 from dspark_convert.formats.target import TargetWeights, validate_pairing
@@ -265,7 +266,7 @@ def require_draft(trace: Trace, draft: DraftConfig) -> None:
 
 
 def _files_of(path: Path) -> list[Path]:
-    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return sorted(path.glob("*.safetensors")) if is_folder(path) else [path]
 
 
 def _check_values(sequence: TraceSequence, file: TraceFile, prefix: str) -> None:

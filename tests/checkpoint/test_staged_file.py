@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dspark_convert.checkpoint import staged_file as module
-from dspark_convert.checkpoint.staged_file import staged_file
+from dspark_convert.checkpoint.staged_file import staged_file, write_file
 from dspark_convert.errors import OutputError
 
 
@@ -146,3 +146,46 @@ def test_an_orphan_that_another_run_takes_first_is_made_anew(
     monkeypatch.setattr(module, "_is_ours", lambda staged: next(answers))
     write(place)
     assert place.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("length", [233, 234, 252, 255])
+def test_any_name_that_a_file_can_have_can_be_written(tmp_path: Path, length: int) -> None:
+    place = tmp_path / ("é" * (length // 2) + "r" * (length % 2))
+    write(place)
+    write(place, b"again")
+    assert place.read_bytes() == b"again"
+    assert names(tmp_path) == [place.name]
+
+
+def test_a_long_name_does_not_keep_what_a_killed_run_left(tmp_path: Path) -> None:
+    place = tmp_path / ("r" * 250)
+    (tmp_path / f"{module._prefix(place)}00000001").write_bytes(b"half")
+    write(place)
+    assert names(tmp_path) == [place.name]
+
+
+def test_a_folder_need_not_be_listed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", refuse)
+        write(place)
+    assert place.read_bytes() == b"new"
+
+
+def test_write_file_follows_links_and_writes_to_pipes(place: Path) -> None:
+    link, dangling = place.with_name("link"), place.with_name("dangling")
+    link.symlink_to(place.name)
+    dangling.symlink_to("made")
+    write_file(link, b"through a link")
+    write_file(dangling, b"made")
+    assert (link.is_symlink(), place.read_bytes()) == (True, b"through a link")
+    assert place.with_name("made").read_bytes() == b"made"
+    source, sink = os.pipe()
+    write_file(Path(f"/dev/fd/{sink}"), b"to a pipe")
+    os.close(sink)
+    with os.fdopen(source, "rb") as stream:
+        assert stream.read() == b"to a pipe"
+    with pytest.raises(IsADirectoryError):
+        write_file(place.parent, b"")

@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from dspark_convert.cli.verify import app
+from dspark_convert.reports.gate import read_gate
 from dspark_convert.schemas.catalog import schema_of
 from dspark_convert.schemas.diagnosis import DecisionRule, Diagnosis, HypothesisResult
 from tests.conftest import ROOT, Outcome, write_otherwise
@@ -161,6 +162,47 @@ def test_render_makes_each_form(form: str, save: Save, tmp_path: Path) -> None:
     assert verify("render", save("r.json"), f"--{form}", out).code == 0
     assert "draft" in out.read_text()
     assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_a_planted_link_is_not_written_through(save: Save, tmp_path: Path) -> None:
+    victim, out = tmp_path / "victim", tmp_path / "r.md"
+    victim.write_text("precious")
+    (tmp_path / ".r.md.tmp").symlink_to(victim)
+    assert verify("render", save("r.json"), "--markdown", out).code == 0
+    assert (victim.read_text(), out.is_symlink()) == ("precious", False)
+
+
+def test_a_report_is_written_under_a_long_name_or_refused(save: Save, tmp_path: Path) -> None:
+    report, out = save("r.json"), tmp_path / ("r" * 252)
+    assert verify("render", report, "--markdown", out).code == 0
+    assert out.read_text().startswith("## ")
+    for path in (tmp_path / ("r" * 256), Path("/proc/r.md"), Path("/dev/full")):
+        outcome = verify("render", report, "--markdown", path)
+        assert (outcome.code, "report-not-written" in outcome.err) == (3, True), path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[baseline]\nreport = "a\\u0000b"\nmax_drop = 1\n',
+        '[prompt_sets.a]\ntrace = "a\\u0000b"\n',
+        '[prompt_sets.a]\nprompts = "\\u0000"\n',
+        "a." * 201 + "a = 1",
+        "x = " + "[" * 5_000,
+        "\ud800",
+    ],
+)
+def test_a_gate_that_no_editor_writes_is_refused_at_once(tmp_path: Path, text: str) -> None:
+    gate = tmp_path / "g.toml"
+    gate.write_text(text, errors="surrogatepass")
+    outcome = verify("check", "absent", "--gate", gate, "--prompt-set", "a", "--json")
+    assert (outcome.code, set(outcome.codes)) == (3, {"gate-invalid"})
+
+
+def test_dots_in_the_comments_of_a_gate_mean_nothing(tmp_path: Path) -> None:
+    gate = tmp_path / "g.toml"
+    gate.write_text("  # " + "." * 300 + "\nmin_accepted_length = 2.5\n")
+    assert read_gate(gate).min_accepted_length == 2.5
 
 
 def test_render_refuses_nothing_to_make_and_what_is_no_report(save: Save, tmp_path: Path) -> None:

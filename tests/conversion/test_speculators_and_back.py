@@ -176,6 +176,9 @@ def test_manifest_of_other_weights_is_left_aside(
         lambda text: text.replace('"speculators"', '"unheard-of"'),
         lambda text: text.replace('"algorithm": "dspark"', '"algorithm": 3'),
         lambda text: text.replace('"target_hidden_size": null', '"target_hidden_size": 32'),
+        lambda text: text.replace('"unchanged"', '"half of a pair: \\ud800"', 1),
+        lambda text: text.replace('"unchanged"', '"a", "reason": "b"', 1),
+        lambda text: text.replace('"history": []', f'"history": {"[" * 70}{"]" * 70}'),
     ],
 )
 def test_damaged_manifest_is_no_evidence(

@@ -11,6 +11,7 @@ from dspark_convert.checks.acceptance import AcceptanceSettings
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.runtime import DecodeOptions
 from dspark_convert.runtime.machine import Machine, unusable_option
+from dspark_convert.runtime.sampling import require_in_range, require_seed, require_token_ids
 from dspark_convert.schemas.trace import TraceHeader
 
 DecoderOption = Literal["auto", "plain", "fast"]
@@ -86,8 +87,9 @@ class RunOptions:
                 if path is not None:
                     code, found = "trace-option-conflict", "together with --trace"
                     raise unusable_option(code, option, found, "one of them")
-        if self.batch_size < 1:
-            raise _out_of_range("--batch-size", str(self.batch_size), "1 or above")
+        require_in_range("--batch-size", self.batch_size, 1)
+        require_seed("--seed", self.seed)
+        require_token_ids("--stop-token-ids", self.stop_token_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +130,7 @@ class VerifyOptions(RunOptions):
             expected = "--target DIR, --trace FILE, or --source DIR"
             raise unusable_option("target-missing", "--target", "neither", expected)
         super().check()
-        if self.worst < 0:
-            raise _out_of_range("--worst", str(self.worst), "0 or above")
+        require_in_range("--worst", self.worst, 0)
         length = self.min_accepted_length
         if length is not None and not 0 <= length < math.inf:
             expected = "a finite number, 0 or above"

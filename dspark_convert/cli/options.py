@@ -154,6 +154,7 @@ def name_engines(text: str) -> str:
 # What is typed -----------------------------------------------------------------------------------
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
+_MAX_SIZE_LENGTH = 64
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -185,7 +186,7 @@ def parse_size(text: str | None) -> int | None:
     if text is None:
         return None
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    if match is None or len(text) > _MAX_SIZE_LENGTH:
         expected = "500MB, 2GiB, ..."
         raise usage_error("size-invalid", "--max-size must be a number of bytes", text, expected)
     number, unit, binary = match.groups(default="")

@@ -8,7 +8,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from dspark_convert.runtime.sampling import SamplingOptions, option_out_of_range
+from dspark_convert.runtime.sampling import (
+    SamplingOptions,
+    option_out_of_range,
+    require_in_range,
+    require_new_tokens,
+)
 
 DraftSampling = Literal["sample", "greedy"]
 
@@ -38,12 +43,8 @@ class DecodeOptions:
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
         _ = self.sampling
-        if self.max_new_tokens < 1:
-            raise option_out_of_range("max_new_tokens", "1 or above", self.max_new_tokens)
-        if self.num_speculative_tokens is not None and self.num_speculative_tokens < 1:
-            raise option_out_of_range(
-                "num_speculative_tokens", "1 or above", self.num_speculative_tokens
-            )
+        require_new_tokens("max_new_tokens", self.max_new_tokens)
+        require_in_range("num_speculative_tokens", self.num_speculative_tokens, 1)
         threshold = self.confidence_threshold
         if threshold is not None and not 0.0 <= threshold <= 1.0:
             raise option_out_of_range("confidence_threshold", "0 to 1", threshold)

@@ -6,6 +6,7 @@ Everything is computed in fp32, or in float64 if the input is float64.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,10 @@ from dspark_convert.errors import Finding, UsageError
 
 # Below this temperature a distribution is one-hot at its largest logit (DeepSpec, eval loop).
 GREEDY_BELOW = 1e-5
+
+_MAX_COUNT = 2**31 - 1  # of whatever an option counts, and the largest token id
+_MAX_NEW_TOKENS = 10_000_000  # beyond the context of any model
+_MAX_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +39,7 @@ class SamplingOptions:
             raise option_out_of_range(
                 "temperature", "a finite number, 0 or above", self.temperature
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise option_out_of_range("top_k", "1 or above", self.top_k)
+        require_in_range("top_k", self.top_k, 1)
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise option_out_of_range("top_p", "above 0 and at most 1", self.top_p)
 
@@ -129,6 +133,28 @@ def require_generator(generator: torch.Generator | None) -> torch.Generator:
 
 def _wide(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def require_in_range(name: str, value: int | None, least: int, most: int = _MAX_COUNT) -> None:
+    """Raise ``UsageError`` (``option-out-of-range``) unless ``least <= value <= most``, or None."""
+    if value is not None and not least <= value <= most:
+        raise option_out_of_range(name, f"{least} to {most}", value)
+
+
+def require_new_tokens(name: str, value: int | None) -> None:
+    """Raise ``UsageError`` for a limit of new tokens that no model could reach."""
+    require_in_range(name, value, 1, _MAX_NEW_TOKENS)
+
+
+def require_seed(name: str, seed: int) -> None:
+    """Raise ``UsageError`` for a seed that PyTorch or NumPy refuses."""
+    require_in_range(name, seed, 0, _MAX_SEED)
+
+
+def require_token_ids(name: str, ids: Iterable[int] | None) -> None:
+    """Raise ``UsageError`` for ids that no vocabulary holds."""
+    for token_id in ids or ():
+        require_in_range(name, token_id, 0)
 
 
 def option_out_of_range(name: str, expected: str, found: float) -> UsageError:

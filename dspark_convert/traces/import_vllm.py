@@ -21,7 +21,12 @@ from dspark_convert.errors import Finding, UsageError
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.records import Progress, no_progress
-from dspark_convert.runtime.sampling import option_out_of_range
+from dspark_convert.runtime.sampling import (
+    option_out_of_range,
+    require_in_range,
+    require_new_tokens,
+    require_token_ids,
+)
 from dspark_convert.schemas.trace import TraceHeader, TraceSampling, TraceSequenceEntry
 from dspark_convert.traces.file import trace_error
 from dspark_convert.traces.plan import (
@@ -79,12 +84,9 @@ class ImportOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
-        for name in ("prompt_length", "max_new_tokens"):
-            value: int | None = getattr(self, name)
-            if value is not None and value < 1:
-                raise option_out_of_range(name, "1 or above", value)
-        if self.stop_token_ids and min(self.stop_token_ids) < 0:
-            raise option_out_of_range("stop_token_ids", "0 or above", min(self.stop_token_ids))
+        require_in_range("prompt_length", self.prompt_length, 1)
+        require_new_tokens("max_new_tokens", self.max_new_tokens)
+        require_token_ids("stop_token_ids", self.stop_token_ids)
         if not self.layers:
             raise option_out_of_range("layers", "at least one id", 0)
         if (self.prompt_length is None) == (self.prompt_lengths is None):

@@ -17,7 +17,14 @@ from dspark_convert.runtime.dtypes import FLOAT_DTYPES
 from dspark_convert.runtime.load_target import load_target
 from dspark_convert.runtime.machine import Machine
 from dspark_convert.runtime.records import Progress, no_progress
-from dspark_convert.runtime.sampling import SamplingOptions, option_out_of_range
+from dspark_convert.runtime.sampling import (
+    SamplingOptions,
+    option_out_of_range,
+    require_in_range,
+    require_new_tokens,
+    require_seed,
+    require_token_ids,
+)
 from dspark_convert.runtime.target import Target
 from dspark_convert.schemas.trace import (
     MAX_SEQUENCES,
@@ -75,12 +82,11 @@ class TargetRunOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
-        for name, least in (("max_new_tokens", 1), ("batch_size", 1), ("top_log_probs", 0)):
-            value: int = getattr(self, name)
-            if value < least:
-                raise option_out_of_range(name, f"{least} or above", value)
-        if self.stop_token_ids and min(self.stop_token_ids) < 0:
-            raise option_out_of_range("stop_token_ids", "0 or above", min(self.stop_token_ids))
+        require_new_tokens("max_new_tokens", self.max_new_tokens)
+        require_in_range("batch_size", self.batch_size, 1)
+        require_in_range("top_log_probs", self.top_log_probs, 0)
+        require_seed("seed", self.seed)
+        require_token_ids("stop_token_ids", self.stop_token_ids)
         if self.given and self.prompts is None:
             raise UsageError(
                 Finding(

@@ -7,10 +7,10 @@ install.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 __version__ = "0.2.0"
 
+TYPE_CHECKING = False  # as type checkers know it: `typing` takes longer to import than all the rest
 if TYPE_CHECKING:
     from dspark_convert.checks.options import VerifyOptions
     from dspark_convert.checks.run import verify

@@ -65,8 +65,8 @@ def test_wheel_is_the_package_and_its_metadata(wheel: zipfile.ZipFile) -> None:
     entry_points = wheel.read(f"{NAME}.dist-info/entry_points.txt").decode()
     assert entry_points.splitlines() == [
         "[console_scripts]",
-        "dspark-convert = dspark_convert.cli.convert:main",
-        "dspark-verify = dspark_convert.cli.verify:main",
+        "dspark-convert = dspark_convert.cli.entry:convert",
+        "dspark-verify = dspark_convert.cli.entry:verify",
     ]
 
 

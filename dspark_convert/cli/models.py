@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark_convert.cli.console import Sink
+from dspark_convert.cli.exits import loading
 from dspark_convert.hub.sources import whole_model
 
 
@@ -36,10 +37,11 @@ def quieten_transformers() -> None:
     Raises ``DependencyError`` if PyTorch or transformers is missing: call it before anything that
     imports them.
     """
-    import dspark_convert.runtime  # noqa: F401
+    with loading():
+        import dspark_convert.runtime  # noqa: F401
 
-    # isort: split
-    from transformers.utils import logging
+        # isort: split
+        from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

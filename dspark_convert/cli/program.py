@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from io import BufferedWriter, FileIO, TextIOWrapper
+from typing import Any
 
 import typer
 from typer.core import TyperCommand
@@ -41,27 +42,63 @@ class EngineHelp(TyperCommand):
 def run(app: typer.Typer) -> None:
     """Run a program; failing to write its own output is not a verdict on a draft.
 
-    The exit code is then 3, with one line to stderr if that still works.
+    If stdout is closed, full or no longer read, the exit code is 3 instead, with one line to
+    stderr if that still works. What cannot be written to stderr is lost, and changes nothing.
     """
+    _open_streams()
     code: object = 0
     try:
         try:
             app()
         except SystemExit as exit_:
             code = exit_.code
+            if isinstance(exit_.__context__, BrokenPipeError):  # Typer ends with 1 then
+                raise exit_.__context__ from None
         sys.stdout.flush()
     except OSError as error:
-        _discard(sys.stdout)
-        with suppress(OSError):
-            sys.stderr.write(f"the output cannot be written: {error.strerror}\n")
+        # What is still buffered would fail again when Python shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stderr.write(f"error {_describe(error)}\n")
         code = REFUSED
-    try:
-        sys.stderr.flush()
-    except OSError:
-        _discard(sys.stderr)  # notes that nobody can read change nothing
+    sys.stderr.flush()
     sys.exit(code)  # type: ignore[arg-type]
 
 
-def _discard(stream: TextIO) -> None:
-    """Discard what is still buffered, which would fail again when Python shuts down."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def _describe(error: OSError) -> str:
+    if error.filename is None:  # streams have no name
+        return f"stdout-not-writable: the output cannot be written: {error.strerror}"
+    from dspark_convert.reports.text import visible
+
+    return f"file-unusable: {error.strerror}: {visible(error.filename)}"
+
+
+class _Notes(TextIOWrapper):
+    """stderr that loses what it cannot write."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def _open_streams() -> None:
+    """Put something behind each standard stream.
+
+    Python has no object for a stream that was closed by the caller, and its number would go to the
+    next file that is opened. Such a stdout stays one that cannot be written to.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # the lowest number that is free: this one
+    if sys.stdout is None:
+        sys.stdout = TextIOWrapper(BufferedWriter(FileIO(1, "w", closefd=False)), "utf-8")
+    if sys.stderr is None or type(sys.stderr) is TextIOWrapper:
+        raw: Any = FileIO(2, "w", closefd=False)  # unbuffered: what fails is not tried again
+        encoding = sys.stderr.encoding if sys.stderr else "utf-8"
+        sys.stderr = _Notes(raw, encoding, "backslashreplace", write_through=True)

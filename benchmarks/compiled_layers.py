@@ -75,7 +75,7 @@ def join(*projections: Any) -> Tensor:
         joined: Tensor = first.data.as_strided((sum(sizes), first.shape[1]), first.stride())
         return joined
     joined = torch.cat([projection.weight.data for projection in projections])
-    for projection, part in zip(projections, joined.split(sizes), strict=True):
+    for projection, part in zip(projections, torch.split(joined, sizes), strict=True):
         projection.weight.data = part
     return joined
 

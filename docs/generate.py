@@ -22,6 +22,7 @@ from dspark_convert.cli import convert, verify
 from dspark_convert.cli.options import name_engines
 from dspark_convert.engines import ENGINES
 from dspark_convert.engines.base import VERDICTS, Claim
+from dspark_convert.formats.arithmetic import ARITHMETIC, ArithmeticKey
 from dspark_convert.formats.decoders import DECODERS, DEFAULT_DECODER
 from dspark_convert.formats.dialects import DIALECTS
 from dspark_convert.formats.quantisation import SCHEMES, Scheme
@@ -108,6 +109,17 @@ def render_dialects() -> str:
         for row in DECODERS.values()
     )
     sections.append(_table(("decoder", "`architectures`", "`model_type`"), rows))
+    sections.append("## Keys that change what is computed")
+    sections.append(
+        "Keys that some trainer or engine reads as mathematics and no table above has. They are "
+        "looked for at the top level, in the object of the decoder, in its RoPE parameters, and in "
+        "`dflash_config`, `dspark_config` and `eagle_config`. A value that is not harmless is "
+        "refused (`key-unsupported`), or left out of what is written if the key is the target's "
+        "and no trainer of drafts obeys it (`key-inherited`). Other keys whose names look "
+        "mathematical are listed by `dspark-convert inspect` as not understood."
+    )
+    header = ("keys", "a reader of them", "read by", "harmless", "otherwise")
+    sections.append(_table(header, map(_arithmetic_row, ARITHMETIC)))
     sections.append("## Quantised weights")
     sections.append("Weights that are quantised in any other way are refused: `quantised-draft`.")
     header = ("scheme", "what it does", "result")
@@ -137,6 +149,12 @@ def _field_row(rule: FieldRule) -> tuple[str, ...]:
     else:
         absent = "-" if rule.default is None else f"`{json.dumps(rule.default)}`"
     return rule.field, ", ".join(keys), absent
+
+
+def _arithmetic_row(row: ArithmeticKey) -> tuple[str, ...]:
+    names = ", ".join(f"`{name}`" for name in row.names)
+    otherwise = "left out" if row.inherited else "refused"
+    return names, row.does, row.read_by, row.harmless_values, otherwise
 
 
 def _scheme_row(scheme: Scheme) -> tuple[str, ...]:

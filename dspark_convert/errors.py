@@ -19,6 +19,7 @@ Codes are kebab-case and stable: pipelines match on them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict
@@ -130,17 +131,34 @@ class Where(TypedDict, total=False):
     hint: str | None
 
 
+MAX_OF_A_KIND = 20
+"""Findings of one code and severity that are kept; the others are counted."""
+
+
 class Findings:
-    """An ordered collection of findings; duplicates are kept once."""
+    """An ordered collection of findings; duplicates are kept once.
+
+    After ``MAX_OF_A_KIND`` reports of one kind, one last finding says how many more there are, so
+    that a checkpoint with thousands of faults is still answered in a page.
+    """
 
     def __init__(self, findings: Iterable[Finding] = ()) -> None:
         self._findings: dict[Finding, None] = dict.fromkeys(findings)
+        self._kept: Counter[tuple[str, Severity]] = Counter()
+        self._more: Counter[tuple[str, Severity]] = Counter()
 
     def __iter__(self) -> Iterator[Finding]:
-        return iter(self._findings)
+        yield from self._findings
+        for (code, severity), count in self._more.items():
+            yield Finding(
+                code=code,
+                severity=severity,
+                message=f"and {count:,} more of this kind",
+                hint=f"the first {MAX_OF_A_KIND} are shown; treat the others alike",
+            )
 
     def __len__(self) -> int:
-        return len(self._findings)
+        return len(self._findings) + len(self._more)
 
     def add(self, *findings: Finding) -> None:
         """Append findings from elsewhere, such as those of a caught error."""
@@ -170,7 +188,15 @@ class Findings:
 
     def _report(self, severity: Severity, code: str, message: str, where: Where) -> None:
         texts = {name: None if value is None else str(value) for name, value in where.items()}
-        self.add(Finding(code=code, message=message, severity=severity, **texts))
+        finding = Finding(code=code, message=message, severity=severity, **texts)
+        kind = code, severity
+        if finding in self._findings:
+            return
+        if self._kept[kind] == MAX_OF_A_KIND:
+            self._more[kind] += 1
+            return
+        self._kept[kind] += 1
+        self._findings[finding] = None
 
 
 OnFinding = Callable[[Iterable[Finding]], None]

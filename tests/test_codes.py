@@ -18,6 +18,7 @@ NO_CODES = {
     "bit-equal": "a word of a reason",
     "draft-dspark": "an option of llama.cpp",
     "llama-server": "a program of llama.cpp",
+    "mlx-dspark": "a program that serves drafts",
     "utf-8-sig": "an encoding",
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dspark_convert import errors
-from dspark_convert.errors import DSparkError, Finding, Findings, Severity
+from dspark_convert.errors import MAX_OF_A_KIND, DSparkError, Finding, Findings, Severity
 from tests.conftest import ROOT
 
 
@@ -52,3 +52,18 @@ def test_a_finding_keeps_where_it_was_made(severity: Severity) -> None:
 def test_what_is_no_place_is_refused() -> None:
     with pytest.raises(TypeError, match="wher"):
         Findings().error("a-code", "words", wher="here")  # type: ignore[call-arg]
+
+
+def test_many_findings_of_a_kind_are_counted() -> None:
+    findings = Findings()
+    for number in range(48_000):
+        findings.error("a-code", "words", tensor=str(number))
+        findings.error("a-code", "words", tensor="0")
+        findings.note("a-code", "other words")
+    assert len(findings) == len(list(findings)) == MAX_OF_A_KIND + 2
+    *_, last = findings.of("error")
+    assert (last.code, last.message) == ("a-code", "and 47,980 more of this kind")
+    assert len(findings.of("note")) == 1
+    again = Findings()
+    again.add(*findings)
+    assert set(again) == set(findings)

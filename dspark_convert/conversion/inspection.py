@@ -21,6 +21,8 @@ from dspark_convert.formats.tensors import (
     VOCABULARY_TABLE,
     canonical_name,
 )
+from dspark_convert.formats.untrained import note_untrained_norms
+from dspark_convert.formats.validate_arithmetic import not_understood
 from dspark_convert.schemas.bundled import BundledDraft
 from dspark_convert.schemas.inspection import CheckReport, Inspection
 
@@ -59,6 +61,8 @@ def _examine(folder: Path, overrides: Overrides) -> tuple[Examination, BundledDr
     """A draft, or one inside its target, which is validated by its own rules, not a dialect's."""
     examination = examine(folder, overrides=overrides)
     checkpoint = examination.checkpoint
+    if examination.source is not None:
+        note_untrained_norms(examination.source.tensors, examination.findings)
     if checkpoint is None or not holds_stages(checkpoint.tensors):
         return examination, None
     findings = Findings(checkpoint.notes)
@@ -88,6 +92,7 @@ def describe(folder: Path, examination: Examination) -> Inspection:
         weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         dtypes=dict(sizes),
         absent=_absent(examination),
+        not_understood=_not_understood(examination),
         engines=engine_notes(published(source)) if source else (),
         findings=tuple(examination.findings),
     )
@@ -99,6 +104,13 @@ def _absent(examination: Examination) -> tuple[str, ...] | None:
         return None
     stored = {canonical_name(name) for name in examination.checkpoint.tensors}
     return tuple(name for name in (EMBEDDING, LM_HEAD) if name not in stored)
+
+
+def _not_understood(examination: Examination) -> tuple[str, ...]:
+    checkpoint, detection = examination.checkpoint, examination.detection
+    if checkpoint is None or detection is None:
+        return ()
+    return not_understood(checkpoint.config, detection.dialect)
 
 
 def published(source: DraftSource) -> EngineView:

@@ -11,6 +11,7 @@ from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.conversion.left_out import LEFT_OUT, NOT_RECORDED, without_local_paths
 from dspark_convert.conversion.rendering import Rendering
 from dspark_convert.errors import Findings
+from dspark_convert.formats.arithmetic import inherited_names, is_inherited
 from dspark_convert.formats.dialects import Dialect
 from dspark_convert.formats.overrides import overridden_paths
 from dspark_convert.formats.read import DraftSource
@@ -24,6 +25,8 @@ from dspark_convert.formats.rules import (
     walk_keys,
 )
 from dspark_convert.schemas.plan import KeyAction, KeyStep
+
+_INHERITED = "the target's, which training did not obey and an engine might"
 
 
 @dataclass
@@ -126,7 +129,9 @@ def _account_field(
         action: KeyAction = "copied" if carried_to == path else "moved"
         _account(result, action, path, value, (carried_to,), "an engine reads this spelling")
         return
-    dialect, names = result.rendering.dialect.name, _names(result, path, fields)
+    dialect = result.rendering.dialect.name
+    names = _names(result, path, (*fields, *_joined(source.dialect, fields)))
+    inherited = inherited_names(value)
     same = [name for name in names if name[-1] == path[-1] and _equal(result, name, value)]
     if not names:
         _account(result, "dropped", path, value, (), _why_silent(result, fields, value))
@@ -134,12 +139,21 @@ def _account_field(
         _account(result, "copied" if path in same else "moved", path, value, names, "unchanged")
     elif value is None or lookup(result.document, names[0]) is None:
         _account(result, "dropped", path, value, (), "null, or meaningless here")
+    elif inherited:
+        reason = f"without {', '.join(inherited)}: {_INHERITED}"
+        _account(result, "transformed", path, value, names, reason)
     elif _equal(result, names[0], value):
         reason = f"the same value under the {dialect} name"
         _account(result, "moved", path, value, names, reason)
     else:
         reason = f"the {dialect} spelling of the same"
         _account(result, "transformed", path, value, names, reason)
+
+
+def _joined(dialect: Dialect, fields: tuple[str, ...]) -> tuple[str, ...]:
+    """The fields that hold what ``fields`` say, where no field of a draft does."""
+    rules = [rule for name in fields if (rule := dialect.rule(name)) is not None]
+    return tuple(name for rule in rules for name in rule.joined)
 
 
 def _equal(result: ConvertedKeys, name: KeyPath, value: Any) -> bool:
@@ -179,6 +193,8 @@ def _account_other(
     action: KeyAction = "copied" if destination == path else "moved"
     existing = lookup(result.document, destination)
     left_out = own_reason or LEFT_OUT.get(path[-1]) or dialect.foreign_keys.get(destination)
+    if is_inherited(path[-1], value) and path[-1] not in dialect.body.understood:
+        left_out = _INHERITED
     if left_out:
         _account(result, "dropped", path, value, (), left_out)
     elif destination in result.rendered:

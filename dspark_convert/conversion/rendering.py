@@ -13,6 +13,7 @@ from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.conversion.history import Origin
 from dspark_convert.errors import Findings
+from dspark_convert.formats.arithmetic import remove_inherited
 from dspark_convert.formats.dialects import Dialect
 from dspark_convert.formats.overrides import Overrides, apply_overrides
 from dspark_convert.formats.parse import parse_config, render
@@ -76,6 +77,7 @@ def restored_rendering(
     dialect, document = dialect.of(config), copy.deepcopy(origin.document)
     if not _well_typed(document, dialect):
         return None
+    remove_inherited(document, dialect.decoder, dialect.body.understood)
     for path, value in dialect.constants.items():
         if lookup(document, path) is None:
             assign(document, path, copy.copy(value))

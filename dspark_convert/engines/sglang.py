@@ -100,7 +100,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         verdict="silent",
-        when=lambda d: d.causal_anyway,
+        when=lambda d: d.causal_anyway and not d.forced_to_slide,
         reason="sliding_window_non_causal is ignored: sliding layers are causal in the block",
         evidence="srt/models/dflash.py:157-191",
         code="causality-misread",
@@ -130,8 +130,18 @@ CLAIMS: tuple[Claim, ...] = (
         way_out=_FOR_SGLANG,
     ),
     Claim(
+        verdict="silent",
+        when=lambda d: d.forced_to_slide,
+        reason="use_swa is ignored: layers slide only where layer_types says so",
+        evidence="srt/models/dflash.py:169-171",
+        code="window-ignored",
+        way_out=_FOR_SGLANG,
+    ),
+    Claim(
         verdict="refuses",
-        when=lambda d: d.config.slides and d.silent_about("use_sliding_window"),
+        when=lambda d: (
+            d.config.slides and d.silent_about("use_sliding_window") and not d.forced_to_slide
+        ),
         reason="sliding layers lose their window unless use_sliding_window is true",
         evidence="srt/speculative/dflash_utils.py:411-414",
         code="window-unread",

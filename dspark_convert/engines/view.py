@@ -69,6 +69,23 @@ class EngineView:
         return (*keys, *heads)
 
     @property
+    def rotates_partly(self) -> bool:
+        """Whether a reader of the config would rotate only a share of each head."""
+        bodies = (self.dialect.decoder, ())
+        rope = [(*at, name) for at in bodies for name in ("rope_parameters", "rope_scaling")]
+        if any(lookup(self.document, (*path, "rope_dim")) for path in rope):
+            return False  # it comes first, and only one that is the whole head is accepted
+        shares = [lookup(self.document, (*at, "partial_rotary_factor")) for at in (*bodies, *rope)]
+        return any(share not in (None, 1.0) for share in shares)
+
+    @property
+    def forced_to_slide(self) -> bool:
+        """Whether ``dflash_config`` lets every layer slide where ``layer_types`` names none."""
+        named = self.decoder_key("layer_types") or ()
+        forced = lookup(self.document, ("dflash_config", "use_swa"))
+        return bool(forced) and "sliding_attention" not in named
+
+    @property
     def causal_anyway(self) -> bool:
         """Whether sliding layers should see the whole block but ``is_causal`` does not say so."""
         return self.config.sliding_window_non_causal and self.document.get("is_causal") is not False

@@ -88,11 +88,22 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         verdict="silent",
         when=lambda d: (
-            d.causal_anyway and lookup(d.document, ("dflash_config", "causal")) is not False
+            d.causal_anyway
+            and lookup(d.document, ("dflash_config", "causal")) is not False
+            and not d.forced_to_slide
         ),
         reason="sliding_window_non_causal is ignored: sliding layers are causal in the block",
         evidence="model_executor/models/qwen3_dflash.py:62-73",
         code="causality-misread",
+        way_out=_FOR_VLLM,
+    ),
+    Claim(
+        verdict="silent",
+        when=lambda d: d.rotates_partly,
+        reason="it obeys partial_rotary_factor, which is the target's: the draft was trained to "
+        "rotate whole heads",
+        evidence="model_executor/layers/rotary_embedding/__init__.py:69-72",
+        code="rotation-misread",
         way_out=_FOR_VLLM,
     ),
     Claim(
@@ -130,7 +141,11 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         verdict="refuses",
-        when=lambda d: d.config.slides and d.silent_about("use_sliding_window"),
+        when=lambda d: (
+            d.config.slides
+            and d.silent_about("use_sliding_window")
+            and lookup(d.document, ("dflash_config", "swa_window_size")) is None
+        ),
         reason="sliding layers lose their window unless use_sliding_window is true",
         evidence="model_executor/models/qwen3_dflash.py:145-154",
         code="window-unread",

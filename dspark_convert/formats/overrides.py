@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from dspark_convert.checkpoint.jsonfile import parse_json
 from dspark_convert.errors import CheckpointError, Finding, UsageError
+from dspark_convert.formats.arithmetic import inherited_names
 from dspark_convert.formats.decoders import DECODERS
 from dspark_convert.formats.dialects import Dialect
 from dspark_convert.formats.rules import (
@@ -26,7 +27,11 @@ from dspark_convert.formats.rules import (
 from dspark_convert.formats.vocabulary import TableMeaning
 from dspark_convert.schemas.draft import DraftConfig, Layout
 
-_JOINED_FIELDS: Mapping[str, Any] = {"rope_theta": PositiveFloat, "rope_scaling": dict[str, Any]}
+_JOINED_FIELDS: Mapping[str, Any] = {
+    "rope_theta": PositiveFloat,
+    "rope_scaling": dict[str, Any],
+    "use_swa": bool,
+}
 _NOT_SETTABLE = {"layout", "rope_parameters", "decoder", "decoder_parameters"}
 
 
@@ -160,6 +165,9 @@ def _parse_value(key: str, text: str, pair: str) -> Any:
         TypeAdapter(_field_type(key)).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         raise _bad_setting(pair, f"{key}: {error.errors()[0]['msg']}") from None
+    ignored = inherited_names(value)
+    if ignored:
+        raise _bad_setting(pair, f"{key} without {', '.join(ignored)}, which is not implemented")
     return value
 
 

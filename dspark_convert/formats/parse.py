@@ -18,7 +18,9 @@ from dspark_convert.checkpoint.dtypes import float_name
 from dspark_convert.checkpoint.folder import StoredTensor
 from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import Findings
+from dspark_convert.formats.decoders.base import architectures_of
 from dspark_convert.formats.dialects import Dialect
+from dspark_convert.formats.dialects.shared import DFLASH_ARCHITECTURES
 from dspark_convert.formats.rules import (
     UNKNOWN,
     Document,
@@ -176,6 +178,7 @@ def _fill_from_tensors(
 
 
 def _join_decoder(values: dict[str, Any], findings: Findings) -> None:
+    forced = values.get("use_swa") is True and values["layer_types"] is None
     slides = _join_layer_types(values, findings)
     window = values["sliding_window"]
     if slides and window is None:
@@ -186,7 +189,7 @@ def _join_decoder(values: dict[str, Any], findings: Findings) -> None:
             key="sliding_window",
             hint="give --set sliding_window=N",
         )
-    elif slides and not values["use_sliding_window"]:
+    elif slides and not values["use_sliding_window"] and not forced:
         findings.warning(
             "sliding-window-switched-off",
             "layer_types says that layers slide, but use_sliding_window is not true; loaders of "
@@ -194,7 +197,7 @@ def _join_decoder(values: dict[str, Any], findings: Findings) -> None:
             file=CONFIG_FILE,
             key="use_sliding_window",
         )
-    _join_causality(values, slides, findings)
+    _join_causality(values, slides, findings, forced=forced)
     if not slides:
         values["sliding_window"] = None
     scaling, theta = values.pop("rope_scaling"), values.pop("rope_theta")
@@ -209,9 +212,11 @@ def _join_layer_types(values: dict[str, Any], findings: Findings) -> bool:
     given, depth = values["layer_types"], values["num_hidden_layers"]
     if given is UNKNOWN or not isinstance(depth, int):
         return False
+    forced = values.get("use_swa")
     if given is None:
-        given = ["full_attention"] * min(depth, MAX_LAYERS)
-        if values["use_sliding_window"]:
+        kind = "sliding_attention" if forced is True else "full_attention"
+        given = [kind] * min(depth, MAX_LAYERS)
+        if values["use_sliding_window"] and not forced:
             findings.error(
                 "key-missing",
                 "use_sliding_window is true but layer_types does not say which layers slide",
@@ -230,15 +235,38 @@ def _join_layer_types(values: dict[str, Any], findings: Findings) -> bool:
             hint="give --set 'layer_types=[...]' with one entry per layer, or --set "
             "num_hidden_layers=N if that is wrong",
         )
+    elif forced is True and "sliding_attention" not in given:
+        findings.error(
+            "key-conflict",
+            "use_swa lets every layer slide, but layer_types says that none does; vLLM obeys "
+            "use_swa, others layer_types",
+            file=CONFIG_FILE,
+            key="layer_types",
+            found=f"use_swa = True; layer_types = {sorted(set(given))}",
+            hint="find out which one is right and give --set use_swa=false, or --set "
+            "'layer_types=[\"sliding_attention\", ...]', one per layer",
+        )
     values["layer_types"] = tuple(given)
     return "sliding_attention" in given
 
 
-def _join_causality(values: dict[str, Any], slides: bool, findings: Findings) -> None:
+def _join_causality(
+    values: dict[str, Any], slides: bool, findings: Findings, *, forced: bool
+) -> None:
+    """Whether sliding layers see the whole block; ``forced``: only ``use_swa`` says they slide."""
     non_causal = values["sliding_window_non_causal"]
     if non_causal is UNKNOWN:
         return
-    if non_causal is None and slides:
+    if non_causal is None and forced:
+        findings.note(
+            "default-used",
+            "nothing says whether the layers are causal inside the block; with use_swa and "
+            "without layer_types they are not, in vLLM",
+            file=CONFIG_FILE,
+            key="sliding_window_non_causal",
+        )
+        non_causal = True
+    elif non_causal is None and slides:
         findings.note(
             "default-used",
             "nothing says whether sliding layers are causal inside the block; in speculators, vLLM "
@@ -277,7 +305,8 @@ def _layout(
             "layout-inferred", f"the layout is not declared; {evidence}", file=CONFIG_FILE
         )
         return suggested, evidence
-    if dialect.undeclared_layout is not None:
+    named = sorted(set(DFLASH_ARCHITECTURES).intersection(architectures_of(document)))
+    if dialect.undeclared_layout is not None and not named:
         evidence = f"by convention: {dialect.undeclared_layout}"
         findings.note(
             "layout-by-convention", f"the layout is not declared; {evidence}", file=CONFIG_FILE
@@ -289,7 +318,8 @@ def _layout(
         "readers disagree about the default, and with the wrong one almost nothing is accepted",
         file=CONFIG_FILE,
         key="sample_from_anchor",
-        found=f"block_size {block}, speculative_tokens {tokens}",
+        found=f"block_size {block}, speculative_tokens {tokens}"
+        + (f", architectures {named[0]}" if named else ""),
         hint="ask who trained it and give --layout anchor-first or --layout bonus-anchor "
         "(speculators before the key existed trained bonus-anchor only)",
     )

@@ -19,7 +19,10 @@ from dspark_convert.formats.rules import KeyPath, dotted, lookup
 Companions = Callable[[str, TensorSpec], Mapping[str, TensorSpec]]
 
 _DECLARING_KEYS = ("quantization_config", "compression_config")
-_DTYPES = frozenset({"U8", "I8", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0"})
+QUANTISED_DTYPES = frozenset(
+    {"U8", "I8", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0"}
+)
+"""Element types in which schemes store weights or their scales."""
 _SUFFIXES = (
     *("_scale", "_scale_inv", "_scale_2", "_packed"),
     *(".qweight", ".qzeros", ".scales"),
@@ -108,7 +111,8 @@ def refuse_quantised(
     quantised = sorted(
         name
         for name, tensor in tensors.items()
-        if (tensor.dtype in _DTYPES and name.endswith(".weight")) or name.endswith(_SUFFIXES)
+        if (tensor.dtype in QUANTISED_DTYPES and name.endswith(".weight"))
+        or name.endswith(_SUFFIXES)
     )
     if quantised:
         first = tensors[quantised[0]]

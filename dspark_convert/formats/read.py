@@ -189,6 +189,7 @@ def _validate_stored(
         findings,
         scheme=detection.scheme,
         layer_ids=layer_id_place(parsed, detection.dialect, overrides),
+        readings=parsed.readings,
     )
 
 

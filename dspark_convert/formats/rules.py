@@ -57,6 +57,8 @@ class FieldRule:
     """What users must know to give a value with ``--set``; part of hints."""
     settable: bool = True
     """Whether an option overrides the field."""
+    joined: tuple[str, ...] = ()
+    """Fields that hold what it says, if ``DraftConfig`` has no such field."""
 
     @property
     def setting(self) -> str | None:

@@ -11,11 +11,20 @@ from dspark_convert.checkpoint.folder import Checkpoint, StoredTensor, open_chec
 from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import DraftError, Finding, Findings
 from dspark_convert.formats.dialects.shared import LAYER_COUNTING, PLAIN_LAYER_IDS
+from dspark_convert.formats.quantisation import QUANTISED_DTYPES
 from dspark_convert.formats.rules import Place, dotted
 from dspark_convert.formats.tensors import EMBEDDING, LM_HEAD
 from dspark_convert.schemas.draft import DraftConfig
 
-_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
+_PREFIXES = (
+    *("model.", "model.language_model.", "language_model.model.", "language_model."),
+    *("backbone.", "language_model.backbone.", ""),
+)
+_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    EMBEDDING: ("embeddings.weight", "word_embeddings.weight"),
+}
+"""Names of a tensor in other families: Mamba hybrids such as Nemotron, Ling."""
+_QUANTISED_SUFFIXES = ("weight_packed", "qweight", "weight_scale", "weight_scale_inv", "scales")
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,8 @@ def find_target_weights(folder: Path) -> TargetWeights:
 
     Raises:
         CheckpointError: the folder is not a readable checkpoint.
-        DraftError: ``target-config-invalid``, ``target-tensor-missing``.
+        DraftError: ``target-config-invalid``, ``target-tensor-missing``,
+        ``target-tensor-quantised``.
     """
     checkpoint = open_checkpoint(folder)
     config = _text_config(checkpoint)
@@ -57,16 +67,20 @@ def find_target_weights(folder: Path) -> TargetWeights:
         lm_head = embed_tokens
     if embed_tokens is None or lm_head is None:
         absent = EMBEDDING if embed_tokens is None else LM_HEAD
+        _refuse_packed(checkpoint, absent)
         raise DraftError(
             Finding(
                 code="target-tensor-missing",
                 message="the target's checkpoint does not store a tensor that the draft borrows",
                 file=checkpoint.folder.name,
                 tensor=absent,
-                expected=", ".join(prefix + absent for prefix in _PREFIXES),
+                expected=", ".join(_names_of(absent)),
                 hint="give the folder of the target model for which the draft was trained",
             )
         )
+    for tensor in (embed_tokens, lm_head):
+        if tensor.dtype in QUANTISED_DTYPES:
+            raise _quantised(tensor, tensor.name)
     return TargetWeights(checkpoint, config, embed_tokens, lm_head)
 
 
@@ -139,11 +153,41 @@ def _tied_by_wrapper(checkpoint: Checkpoint) -> bool:
 
 
 def _find(checkpoint: Checkpoint, name: str) -> StoredTensor | None:
-    for prefix in _PREFIXES:
-        tensor = checkpoint.tensors.get(prefix + name)
+    for full in _names_of(name):
+        tensor = checkpoint.tensors.get(full)
         if tensor is not None and len(tensor.shape) == 2:
             return tensor
     return None
+
+
+def _names_of(name: str) -> list[str]:
+    """Every name under which targets store a tensor, the commonest spelling first."""
+    spellings = (name, *_OTHER_NAMES.get(name, ()))
+    return [prefix + spelling for spelling in spellings for prefix in _PREFIXES]
+
+
+def _refuse_packed(checkpoint: Checkpoint, absent: str) -> None:
+    """Say so if a tensor is not found because it is stored under a quantiser's names."""
+    for name in _names_of(absent):
+        stem = name.removesuffix("weight")
+        stored = [stem + suffix for suffix in _QUANTISED_SUFFIXES]
+        packed = next((x for x in stored if x in checkpoint.tensors), None)
+        if packed is not None:
+            raise _quantised(checkpoint.tensors[packed], name)
+
+
+def _quantised(tensor: StoredTensor, wanted: str) -> DraftError:
+    return DraftError(
+        Finding(
+            code="target-tensor-quantised",
+            message="the target stores a quantised tensor where the draft borrows a plain one",
+            file=tensor.file,
+            tensor=tensor.name,
+            expected=f"{wanted} in F32, F16 or BF16",
+            found=tensor.dtype,
+            hint="give the unquantised target, from which this one was made",
+        )
+    )
 
 
 def _mismatch(code: str, key: str, wanted: object, found: object, findings: Findings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from dspark_convert.formats.bundled import BUNDLED
 from dspark_convert.formats.decoders import DECODERS
 from dspark_convert.formats.decoders.base import architectures_of
 from dspark_convert.formats.dialects import DIALECTS
-from dspark_convert.formats.dialects.shared import nests_heads
+from dspark_convert.formats.dialects.shared import DFLASH_ARCHITECTURES, nests_heads
 
 OTHER_DRAFTS: Mapping[str, str] = {
     "eagle": "EAGLE",
@@ -31,10 +32,18 @@ OTHER_ARCHITECTURES: Mapping[str, str] = {
     "Eagle3Speculator": "EAGLE-3",
     "Eagle3DraftModel": "EAGLE-3",
     "EagleSpeculator": "EAGLE",
-    "DFlashDraftModel": "DFlash",
-    "DFlashSpeculator": "DFlash",
+    **dict.fromkeys(DFLASH_ARCHITECTURES, "DFlash"),
     "MTPDraftModel": "multi-token prediction (MTP)",
 }
+
+_LATENT = re.compile(r"self_attn\.(?:q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj)\.")
+_LINEAR = re.compile(r"linear_attn\.|self_attn\.(?:A_log|dt_bias|[qkv]_conv1d|f_[ab]_proj)\b")
+_EXPERTS = re.compile(
+    r"block_sparse_moe\.|(?:mlp|ffn|feed_forward)\.(?:gate|router|experts|shared_experts?)\."
+)
+_PUBLISHERS = "the engine that its publisher names"
+_PLAIN_PARTS = (".self_attn.q_proj.weight", ".mlp.gate_proj.weight")
+"""Of the default decoder's tensors, one of its attention and one of its MLP."""
 
 _MINIMAX_PREFIXES = ("dspark.", "model.dspark.", "language_model.model.dspark.")
 
@@ -114,6 +123,44 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         architectures=("DSparkMiniMaxDraftModel",),
         marks=lambda config, names: any(name.startswith(_MINIMAX_PREFIXES) for name in names),
     ),
+    Unsupported(
+        name="qwen3.5-gated",
+        what="gates its attention, adds one to its norms and rotates a part of each head",
+        served_by="mlx-dspark",
+        architectures=("Qwen35DSparkModel",),
+    ),
+    Unsupported(
+        name="linear-attention",
+        what="has layers of linear attention (KDA)",
+        served_by=_PUBLISHERS,
+        marks=lambda config, names: (
+            _stored(_LINEAR, names)
+            or _names_kind(config, "kda", "linear")
+            or (_gives(config, "linear_attn_config") and _lacks_plain_parts(names))
+        ),
+    ),
+    Unsupported(
+        name="latent-attention",
+        what="uses multi-head latent attention (MLA)",
+        served_by=_PUBLISHERS,
+        marks=lambda config, names: (
+            _stored(_LATENT, names)
+            or _names_kind(config, "mla")
+            or (_gives(config, "q_lora_rank", "kv_lora_rank") and _lacks_plain_parts(names))
+        ),
+    ),
+    Unsupported(
+        name="mixture-of-experts",
+        what="has experts in the place of its MLP (MoE)",
+        served_by=_PUBLISHERS,
+        marks=lambda config, names: (
+            _stored(_EXPERTS, names)
+            or (
+                _gives(config, "n_routed_experts", "num_experts", "num_local_experts")
+                and _lacks_plain_parts(names)
+            )
+        ),
+    ),
 )
 """Identified by architecture, else by model type, else by their marks, each in this order."""
 
@@ -162,6 +209,38 @@ def unsupported_dialect(name: str, what: str, served_by: str) -> DialectError:
             hint=f"served by: {served_by}",
         )
     )
+
+
+def _stored(pattern: re.Pattern[str], names: Collection[str]) -> bool:
+    return any(pattern.search(name) for name in names)
+
+
+def _gives(config: Mapping[str, Any], *keys: str) -> bool:
+    """Whether the config has one of ``keys``; drafts inherit such keys from their targets."""
+    return any(_anywhere(config, key) for key in keys)
+
+
+def _lacks_plain_parts(names: Collection[str]) -> bool:
+    """Whether weights are stored, but not those of the default decoder."""
+    return bool(names) and not all(any(x.endswith(part) for x in names) for part in _PLAIN_PARTS)
+
+
+def _names_kind(config: Mapping[str, Any], *kinds: str) -> bool:
+    """Whether the draft's own list of layer kinds has one of ``kinds``."""
+    named: list[Any] = []
+    for key in ("attention_modes", "attention_mode", "draft_layer_types"):
+        value = _anywhere(config, key)
+        named += value if isinstance(value, list) else [value]
+    words = [word for value in named for word in re.split("[^a-z]+", str(value).lower())]
+    return not set(kinds).isdisjoint(words)
+
+
+def _anywhere(config: Mapping[str, Any], key: str) -> Any:
+    """A key of the top level, of the nested decoder, or of a block of DFlash-derived writers."""
+    blocks = ("transformer_layer_config", "dflash_config", "dspark_config")
+    held = [config, *(config.get(block) for block in blocks)]
+    values = [block.get(key) for block in held if isinstance(block, Mapping)]
+    return next((value for value in values if value), None)
 
 
 def one_of(choices: Sequence[str]) -> str:

@@ -12,7 +12,11 @@ from dspark_convert.formats.dialects.shared import LAYER_COUNTING, PLAIN_LAYER_I
 from dspark_convert.formats.rules import Document, Place, dotted, lookup
 from dspark_convert.formats.target import validate_depth
 from dspark_convert.formats.unsupported import one_of
+from dspark_convert.formats.validate_arithmetic import validate_arithmetic
 from dspark_convert.schemas.draft import DraftConfig, Layout
+
+_TARGET_DEPTH = "target_num_hidden_layers"
+"""TorchSpec's key for the target's depth, beside a ``num_target_layers`` that counts taps."""
 
 
 def validate_config(
@@ -25,12 +29,13 @@ def validate_config(
 ) -> None:
     """Check the config on its own; ``layer_ids`` is the key of the file that holds the layer ids.
 
-    Codes: ``layer-ids-invalid``, ``mask-token-out-of-range``, ``block-too-short``,
-    ``speculative-tokens-invalid``, ``decoder-unsupported``, ``causal-full-attention``, and those
-    of the body: ``config-invalid``, ``heads-invalid``.
+    Codes: ``layer-ids-invalid``, ``target-depth-counts-taps``, ``mask-token-out-of-range``,
+    ``block-too-short``, ``speculative-tokens-invalid``, ``decoder-unsupported``,
+    ``causal-full-attention``, and those of the body: ``config-invalid``, ``heads-invalid``;
+    those of ``validate_arithmetic``.
     """
     _validate_layer_ids(config, layer_ids, findings)
-    if config.num_target_layers is not None:
+    if config.num_target_layers is not None and not _counts_taps(config, document, findings):
         validate_depth(config, config.num_target_layers, findings, layer_ids)
     if config.mask_token_id >= config.vocab_size:
         findings.error(
@@ -54,7 +59,33 @@ def validate_config(
         )
     _validate_speculative_tokens(config, document, findings)
     dialect.body.validate(config, findings)
+    validate_arithmetic(config, document, dialect, findings)
     _validate_body(config, document, dialect, findings)
+
+
+def _counts_taps(config: DraftConfig, document: Document, findings: Findings) -> bool:
+    """Whether ``num_target_layers`` is the number of captured layers, as TorchSpec writes it."""
+    taps, depth = len(config.target_layer_ids), config.num_target_layers
+    told = [
+        (path, value)
+        for path in ((_TARGET_DEPTH,), ("dflash_config", _TARGET_DEPTH))
+        if isinstance(value := lookup(document, path), int) and value != depth
+    ]
+    if depth != taps or not (told or any(layer >= taps for layer in config.target_layer_ids)):
+        return False
+    right = str(told[0][1]) if told else "N"
+    findings.error(
+        "target-depth-counts-taps",
+        f"num_target_layers is {depth}, the number of captured layers; it should be the number of "
+        "layers that the target has",
+        file=CONFIG_FILE,
+        key="num_target_layers",
+        expected=f"{dotted(told[0][0])} = {right}" if told else "the depth of the target",
+        found=depth,
+        hint=f"give --set num_target_layers={right}"
+        + ("" if told else ", the target's num_hidden_layers, or correct the layer ids"),
+    )
+    return True
 
 
 def _validate_speculative_tokens(

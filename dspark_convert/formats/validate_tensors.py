@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from dspark_convert.checkpoint.dtypes import FLOATS
 from dspark_convert.checkpoint.folder import StoredTensor
@@ -16,10 +17,14 @@ from dspark_convert.formats.decoders.base import TensorSpec
 from dspark_convert.formats.dialects.shared import LAYER_COUNTING, PLAIN_LAYER_IDS
 from dspark_convert.formats.parse import heads_in
 from dspark_convert.formats.quantisation import Scheme
-from dspark_convert.formats.rules import Place, dotted
+from dspark_convert.formats.rules import FieldValue, Place, dotted
 from dspark_convert.formats.tensors import (
+    CONFIDENCE_BIAS,
+    CONFIDENCE_WEIGHT,
     FUSED,
     LM_HEAD,
+    MARKOV_W1,
+    MARKOV_W2,
     VOCABULARY_TABLE,
     expected_tensors,
 )
@@ -30,9 +35,19 @@ _LAYER_CODES = {
     "num_hidden_layers": "layer-count-mismatch",
     "attention_bias": "attention-bias-mismatch",
 }
+_NUMBER = re.compile(r"[0-9]+")
 _LAYER = re.compile(r"layers\.(0|[1-9][0-9]{0,5})\.")
 _BIAS = re.compile(r"layers\.[0-9]+\.self_attn\.[qkvo]_proj\.bias")
 _HEAD_PREFIXES = ("markov_head.", "confidence_head.")
+_UNPREFIXED = {
+    "markov_w1.weight": MARKOV_W1,
+    "markov_w2.weight": MARKOV_W2,
+    "confidence_proj.weight": CONFIDENCE_WEIGHT,
+    "confidence_proj.bias": CONFIDENCE_BIAS,
+}
+"""Tensors of the heads as Model-Optimizer's raw export names them, and as engines do."""
+_MAX_SUGGESTED = 20
+"""Names for which a similar one is looked for, which takes time."""
 
 
 def validate_tensors(
@@ -42,19 +57,22 @@ def validate_tensors(
     *,
     scheme: Scheme | None = None,
     layer_ids: Place = PLAIN_LAYER_IDS,
+    readings: Mapping[str, FieldValue] = MappingProxyType({}),
 ) -> None:
     """Compare names, shapes and dtypes; ``vocabulary`` validates the vocabulary table.
 
     ``scheme`` says how weights may be quantised, ``layer_ids`` is the key of the file that holds
-    the layer ids.
+    the layer ids, ``readings`` the keys that hold the other fields.
 
-    Codes: ``head-flag-mismatch``, ``layer-count-mismatch``,
+    Codes: ``head-flag-mismatch``, ``head-prefix-missing``, ``layer-count-mismatch``,
     ``attention-bias-mismatch``, ``lm-head-missing``, ``tensor-missing``,
     ``tensor-misspelt``, ``tensor-fused``, ``tensor-unknown``, ``fc-width-mismatch``,
     ``tensor-transposed``, ``tensor-shape``, ``tensor-dtype``.
     """
     fc = decoder_of(config).fc
-    heads_agree = _validate_heads(config, tensors, findings)
+    heads_agree = _validate_prefixes(tensors, findings) and _validate_heads(
+        config, tensors, readings, findings
+    )
     config = _validate_layers(config, tensors, findings)
     expected = expected_tensors(config)
     expected.pop(VOCABULARY_TABLE, None)
@@ -64,6 +82,7 @@ def validate_tensors(
         # below.
         expected = {name: spec for name, spec in expected.items() if not _of_head(name)}
         stored = {name: tensor for name, tensor in stored.items() if not _of_head(name)}
+        stored = {name: stored[name] for name in stored.keys() - _UNPREFIXED.keys()}
     if scheme is not None:
         expected = scheme.stored_form(expected, stored)
     _validate_names(config, expected, stored, findings)
@@ -79,8 +98,30 @@ def _of_head(name: str) -> bool:
     return name.startswith(_HEAD_PREFIXES)
 
 
+def _validate_prefixes(tensors: Mapping[str, StoredTensor], findings: Findings) -> bool:
+    """Whether no tensor of a head lacks the prefix of its head."""
+    bare = sorted(tensors.keys() & _UNPREFIXED.keys())
+    if not bare:
+        return True
+    first = tensors[bare[0]]
+    findings.error(
+        "head-prefix-missing",
+        "the heads are stored without their prefixes, as a raw export of Model-Optimizer does; "
+        "no engine finds them",
+        file=first.file,
+        tensor=first.name,
+        expected=", ".join(_UNPREFIXED[name] for name in bare),
+        found=", ".join(tensors[name].name for name in bare),
+        hint="export the draft again for serving, or save it with the expected names",
+    )
+    return False
+
+
 def _validate_heads(
-    config: DraftConfig, tensors: Mapping[str, StoredTensor], findings: Findings
+    config: DraftConfig,
+    tensors: Mapping[str, StoredTensor],
+    readings: Mapping[str, FieldValue],
+    findings: Findings,
 ) -> bool:
     """Compare the heads that the config declares with those that are stored."""
     stored = heads_in(tensors, config.hidden_size, config.vocab_size)
@@ -95,7 +136,7 @@ def _validate_heads(
             "head-flag-mismatch",
             f"the config and the stored tensors disagree about {name}",
             file=CONFIG_FILE,
-            key=name,
+            key=dotted(readings[name].paths[0]) if _told(name, readings) else name,
             expected=f"{stored[name]!r}, as the tensors say",
             found=f"{declared[name]!r}",
             hint=f"restore the head's tensors, or give --set {name}={_literal(stored[name])}",
@@ -111,6 +152,10 @@ def _validate_heads(
         )
         return False
     return not different
+
+
+def _told(name: str, readings: Mapping[str, FieldValue]) -> bool:
+    return name in readings and bool(readings[name].paths)
 
 
 def _validate_layers(
@@ -179,8 +224,10 @@ def _validate_names(
             expected=f"{config.draft_vocab_size} rows",
             hint="publish the draft with its lm_head; the target's has other rows",
         )
-    for name in sorted(stored.keys() - expected.keys()):
-        _validate_extra(name, stored[name], missing, findings)
+    extra = sorted(stored.keys() - expected.keys())
+    similar = _similar_names(extra[:_MAX_SUGGESTED], missing)
+    for name in extra:
+        _validate_extra(name, stored[name], similar.get(name), findings)
     for name in sorted(missing):
         findings.error(
             "tensor-missing",
@@ -191,7 +238,23 @@ def _validate_names(
         )
 
 
-def _validate_extra(name: str, tensor: StoredTensor, missing: set[str], findings: Findings) -> None:
+def _similar_names(names: Iterable[str], missing: Iterable[str]) -> dict[str, str]:
+    """The missing name that each name is probably meant to be; only of the same layer."""
+    by_numbers: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted(missing):
+        by_numbers.setdefault(tuple(_NUMBER.findall(name)), []).append(name)
+    found = {}
+    for name in names:
+        candidates = by_numbers.get(tuple(_NUMBER.findall(name)), [])
+        close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.85)
+        if close:
+            found[name] = close[0]
+    return found
+
+
+def _validate_extra(
+    name: str, tensor: StoredTensor, similar: str | None, findings: Findings
+) -> None:
     part = next((part for part in FUSED if f".{part}." in name), None)
     if part:
         findings.error(
@@ -202,14 +265,13 @@ def _validate_extra(name: str, tensor: StoredTensor, missing: set[str], findings
             hint="save the draft with separate projections",
         )
         return
-    similar = difflib.get_close_matches(name, sorted(missing), n=1, cutoff=0.85)
-    if similar:
+    if similar is not None:
         findings.error(
             "tensor-misspelt",
             "no loader knows this name, but it is close to one that is missing",
             file=tensor.file,
             tensor=tensor.name,
-            expected=similar[0],
+            expected=similar,
             found=name,
             hint="rename the tensor in the source",
         )

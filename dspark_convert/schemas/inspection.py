@@ -33,6 +33,10 @@ class Inspection(OwnDocument):
     weight_bytes: NonNegativeInt
     dtypes: dict[str, int]
     absent: tuple[str, ...] | None
+    not_understood: tuple[str, ...] = Field(
+        default=(),
+        description="unknown config keys whose names suggest that something is computed with them",
+    )
     engines: tuple[EngineNote, ...]
     findings: tuple[Finding, ...]
 

@@ -19,7 +19,17 @@ class RopeKeys(SourceDocument):
     type: str | None = None
 
 
-class DecoderKeys(SourceDocument):
+class AttentionKeys(SourceDocument):
+    """Window and causality of the block, in the spellings of DFlash-derived writers."""
+
+    is_causal: bool | None = None
+    causal: bool | None = None
+    dflash_query_causal: bool | None = None
+    use_swa: bool | None = None
+    swa_window_size: int | None = None
+
+
+class DecoderKeys(AttentionKeys):
     """The Qwen3 decoder: top level when dense, ``transformer_layer_config`` in speculators."""
 
     model_type: str | None = None
@@ -42,7 +52,6 @@ class DecoderKeys(SourceDocument):
     rope_scaling: RopeKeys | None = None
     vocab_size: int | None = None
     tie_word_embeddings: bool | None = None
-    is_causal: bool | None = None
 
 
 class LayerIdKeys(SourceDocument):
@@ -75,15 +84,13 @@ class HeadKeys(SourceDocument):
     markov_rank: int | None = None
     markov_head_type: str | None = None
     enable_confidence_head: bool | None = None
+    use_confidence_head: bool | None = None
     confidence_head_with_markov: bool | None = None
     num_anchors: int | None = None
 
 
-class BlockKeys(HeadKeys, LayerIdKeys):
+class BlockKeys(HeadKeys, LayerIdKeys, AttentionKeys):
     """``dflash_config`` or ``dspark_config``."""
-
-    causal: bool | None = None
-    swa_window_size: int | None = None
 
 
 class ProposalMethod(SourceDocument):

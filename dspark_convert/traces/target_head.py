@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dspark_convert.errors import TraceError
 from dspark_convert.formats.target import TargetWeights
-from dspark_convert.formats.tensors import EMBEDDING
 from dspark_convert.runtime.library_errors import library_errors
 from dspark_convert.runtime.load import read_weight
 from dspark_convert.traces.file import trace_error
@@ -75,7 +74,8 @@ def load_final_norm(
     norm = getattr(decoder, "norm", None)
     if not isinstance(norm, nn.Module):
         raise _unsupported(f"{type(decoder).__name__} has no module named norm")
-    prefix = weights.embed_tokens.name.removesuffix(EMBEDDING) + "norm."
+    beside = weights.embed_tokens.name.split(".")[:-2]
+    prefix = ".".join([*beside, "norm."])
     tensors = {}
     for name, parameter in norm.state_dict().items():
         stored = weights.checkpoint.tensors.get(prefix + name)

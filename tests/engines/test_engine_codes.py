@@ -46,10 +46,12 @@ SHOWN: list[tuple[str, str | EngineView, str]] = [
     ("own-weights-overwritten", "3 the same, own weights", "speculators"),
     ("prefix-unread", "14 prefixed", "DeepSpec vLLM"),
     ("rnn-state-misread", "8 rnn, 1+N", "SGLang"),
+    ("rotation-misread", "partial rotation of the target", "vLLM"),
     ("target-width-unsupported", "another target width", "llama.cpp"),
     ("verifier-missing", "3 the same, verifier not named", "speculators"),
     ("vocabulary-unsupported", "5 dense, reduced, d2t", "DeepSpec SGLang"),
     ("vocabulary-unsupported", "11 no head, padded", "DeepSpec SGLang llama.cpp"),
+    ("window-ignored", "sliding by use_swa alone", "SGLang"),
     ("window-unread", "18 sliding, not switched on", "SGLang llama.cpp vLLM"),
     ("window-unsupported", "sliding, causal", "DeepSpec"),
 ]

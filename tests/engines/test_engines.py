@@ -185,6 +185,27 @@ ROWS = {
         ),
         "refuses refuses silent refuses",
     ),
+    "partial rotation of the target": (
+        with_keys(dense(), partial_rotary_factor=0.25),
+        "silent loads loads loads",
+    ),
+    "partial rotation, undone": (
+        with_keys(dense(), rope_parameters={"rope_dim": 24, "partial_rotary_factor": 0.25}),
+        "loads loads loads loads",
+    ),
+    "sliding by use_swa alone": (
+        with_keys(
+            dense(
+                layer_types=("sliding_attention",) * 2,
+                sliding_window=6,
+                sliding_window_non_causal=True,
+            ),
+            layer_types=None,
+            use_sliding_window=None,
+            dflash_config={"use_swa": True, "swa_window_size": 6, **HIDDEN},
+        ),
+        "loads silent silent silent",
+    ),
     "sliding, non-causal": (
         dense(sliding_window_non_causal=True, **SLIDING),
         "silent silent loads silent",

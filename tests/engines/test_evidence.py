@@ -35,6 +35,7 @@ SAID = {
     ("vLLM", "lm-head-uninitialised"): "draft_output_vocab_size == target_vocab_size",
     ("vLLM", "markov-head-unsupported"): "There is no module or parameter named",
     ("vLLM", "prefix-unread"): 'name = "model." + name',
+    ("vLLM", "rotation-misread"): "int(head_size * partial_rotary_factor)",
     ("vLLM", "window-unread"): "requires a window size",
     ("SGLang", "activation-unsupported"): "Supported activations are silu and swigluoai",
     ("SGLang", "architecture-unread"): "EntryClass = [Qwen3DSparkModel",
@@ -51,6 +52,7 @@ SAID = {
     ("SGLang", "own-head-ignored"): 'normalized_name.startswith("embed_tokens.")',
     ("SGLang", "rnn-state-misread"): "hidden_by_query[:, 1:]",
     ("SGLang", "vocabulary-unsupported"): "nn.Linear(self.markov_rank, self.vocab_size",
+    ("SGLang", "window-ignored"): "if layer_types is None",
     ("SGLang", "window-unread"): "layers require config.sliding_window",
 }
 """What the lines of a claim hold; a third word tells claims of one code apart by their reason."""

@@ -8,6 +8,7 @@ import pytest
 
 from dspark_convert.errors import DialectError
 from dspark_convert.formats.detect import detect
+from fixtures.broken.drafts import read_draft
 
 from .helpers import DENSE, REDUCED, config_of
 
@@ -137,3 +138,50 @@ def test_recognised_structure_is_refused_by_name(
 )
 def test_anything_else_is_unknown(config: dict[str, Any]) -> None:
     assert refusal(config)[0] == "unknown-dialect"
+
+
+def names_without(*parts: str) -> set[str]:
+    """The tensors of a golden draft, but for those of some parts."""
+    names = set(read_draft(DENSE).tensors)
+    return {name for name in names if not any(f".{part}." in name for part in parts)}
+
+
+LATENT = {"layers.0.self_attn.q_a_proj.weight", "layers.0.self_attn.kv_a_proj_with_mqa.weight"}
+EXPERTS = {"layers.0.mlp.gate.weight", "layers.0.mlp.experts.gate_up_proj"}
+LINEAR = {"layers.0.self_attn.A_log", "layers.0.self_attn.q_conv1d.weight"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "names", "name"),
+    [
+        ({}, names_without("self_attn") | LATENT, "latent-attention"),
+        ({"q_lora_rank": 16, "kv_lora_rank": 16}, names_without("self_attn"), "latent-attention"),
+        ({"dflash_config": {"attention_mode": "mla"}}, set(), "latent-attention"),
+        ({}, names_without("mlp") | EXPERTS, "mixture-of-experts"),
+        ({"n_routed_experts": 4}, names_without("mlp"), "mixture-of-experts"),
+        ({}, names_without() | LINEAR, "linear-attention"),
+        ({"attention_modes": ["kda", "gqa"]}, names_without(), "linear-attention"),
+        ({"draft_layer_types": ["kda_attention"]}, names_without(), "linear-attention"),
+        ({"architectures": ["Qwen35DSparkModel"]}, names_without(), "qwen3.5-gated"),
+    ],
+)
+def test_another_decoder_is_named_once(keys: dict[str, Any], names: set[str], name: str) -> None:
+    with pytest.raises(DialectError) as caught:
+        detect({**config_of(DENSE), **keys}, names)
+    (finding,) = caught.value.findings
+    assert (finding.code, finding.found) == ("unsupported-dialect", name)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_experts": 128, "n_routed_experts": 64},
+        {"q_lora_rank": 1536, "kv_lora_rank": 512},
+        {"linear_attn_config": {"kda_layers": [1]}},
+        {"attention_modes": ["gqa", "gqa"], "draft_layer_types": ["full_attention"]},
+        {"q_lora_rank": None, "num_experts": 0},
+    ],
+)
+def test_leftovers_of_the_target_name_no_decoder(keys: dict[str, Any]) -> None:
+    assert detect({**config_of(DENSE), **keys}, names_without()).dialect.name == "dense"
+    assert detect({**config_of(DENSE), **keys}, ()).dialect.name == "dense"

@@ -35,6 +35,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "rope_theta": ("5e6", 5e6),
     "sliding_window_non_causal": ("true", True),
     "target_layer_ids": ("[0, 2, 5]", [0, 2, 5]),
+    "use_swa": ("true", True),
 }
 
 
@@ -56,6 +57,7 @@ def test_settable_are_the_fields_and_the_parts_of_rope() -> None:
     assert set(settable_fields()) == set(DraftConfig.model_fields) - joined | {
         "rope_theta",
         "rope_scaling",
+        "use_swa",
     }
 
 

@@ -335,3 +335,17 @@ def test_rendered_dense_config_is_read_back_as_it_was(changes: dict[str, Any]) -
     assert result.config == config
     assert not list(findings)
     assert whole(result.config) == whole(config)
+
+
+@pytest.mark.parametrize("name", ["DFlashDraftModel", "DFlashSpeculator"])
+def test_a_class_of_dflash_leaves_the_layout_open(name: str) -> None:
+    document = {**config_of(DENSE), "architectures": [name]}
+    for key in ("sample_from_anchor", "dspark_bonus_anchor"):
+        document.pop(key, None)
+    result, findings = parse(document)
+    assert (result, errors(findings)) == (None, ["layout-undeclared"])
+    assert name in str(findings.of("error")[0].found)
+    told, _ = parse(document, layout=BONUS)
+    assert told is not None
+    assert told.config.layout is BONUS
+    assert parsed({**document, "sample_from_anchor": False}).layout is BONUS

@@ -36,6 +36,8 @@ def write(
         (f"language_model.model.{EMBED}", f"language_model.{HEAD}"),
         (f"model.language_model.{EMBED}", f"model.{HEAD}"),
         (EMBED, HEAD),
+        ("backbone.embeddings.weight", HEAD),
+        ("model.word_embeddings.weight", HEAD),
     ],
 )
 def test_weights_are_found_under_every_prefix(tmp_path: Path, embed: str, head: str) -> None:
@@ -105,3 +107,28 @@ def test_pairing(
     config = parsed(config_of(DENSE)).model_copy(update=draft)
     validate_pairing(config, {**fitting, **target}, rows, findings)
     assert errors(findings) == codes
+
+
+PACKED = "model.embed_tokens.weight_packed"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "tensor"),
+    [
+        ({f"model.{EMBED}": "BF16", "lm_head.weight_packed": "U8"}, "lm_head.weight_packed"),
+        ({f"model.{EMBED}": "BF16", "lm_head.qweight": "I32"}, "lm_head.qweight"),
+        ({f"model.{EMBED}": "BF16", HEAD: "F8_E4M3"}, HEAD),
+        ({PACKED: "U8", HEAD: "BF16"}, PACKED),
+    ],
+)
+def test_a_quantised_target_is_called_so(
+    tmp_path: Path, tensors: dict[str, str], tensor: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    stored = {name: Tensor.zeros(dtype, 6, 4) for name, dtype in tensors.items()}
+    (tmp_path / "model.safetensors").write_bytes(pack(stored))
+    with pytest.raises(DraftError) as caught:
+        find_target_weights(tmp_path)
+    (finding,) = caught.value.findings
+    assert (finding.code, finding.tensor) == ("target-tensor-quantised", tensor)
+    assert "unquantised" in str(finding.hint)

@@ -95,3 +95,38 @@ def test_layer_ids_are_told_as_the_file_spells_them(keys: dict[str, Any]) -> Non
     assert finding.key == "aux_hidden_state_layer_ids"
     assert finding.found in ("[3, 2, 1]", "[5]")
     assert "one less than aux_hidden_state_layer_ids" in str(finding.hint)
+
+
+def taps(**keys: Any) -> Findings:
+    document = {**config_of(DENSE), "target_layer_ids": [1, 38, 75], **keys}
+    document.pop("eagle_aux_hidden_state_layer_ids", None)
+    config = parsed(document)
+    findings = Findings()
+    validate_config(config, document, DIALECTS["dense"], findings)
+    return findings
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected", "setting"),
+    [
+        ({"target_num_hidden_layers": 78}, "target_num_hidden_layers = 78", "=78"),
+        (
+            {"dflash_config": {"target_num_hidden_layers": 78}},
+            "dflash_config.target_num_hidden_layers = 78",
+            "=78",
+        ),
+        ({}, "the depth of the target", "=N"),
+    ],
+)
+def test_a_depth_that_counts_the_taps_is_the_wrong_key(
+    keys: dict[str, Any], expected: str, setting: str
+) -> None:
+    (finding,) = taps(num_target_layers=3, **keys)
+    assert (finding.code, finding.key) == ("target-depth-counts-taps", "num_target_layers")
+    assert (finding.expected, finding.found) == (expected, "3")
+    assert f"--set num_target_layers{setting}" in str(finding.hint)
+
+
+def test_a_depth_that_is_too_small_is_not_a_count_of_taps() -> None:
+    assert errors(taps(num_target_layers=40)) == ["layer-ids-invalid"]
+    assert errors(taps(num_target_layers=78, target_num_hidden_layers=78)) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dspark_convert.checkpoint.folder import StoredTensor
-from dspark_convert.errors import Findings
+from dspark_convert.errors import MAX_OF_A_KIND, Findings
 from dspark_convert.formats.dialects.shared import from_aux_ids, to_aux_ids
 from dspark_convert.formats.rules import Place
 from dspark_convert.formats.validate_tensors import validate_tensors
@@ -192,3 +192,39 @@ def test_more_layers_than_any_decoder_has_are_not_believed() -> None:
             put(f"layers.{layer}.input_layernorm.weight", 64)(tensors)
 
     assert "layer-count-mismatch" not in judged(flood)[0]
+
+
+@pytest.mark.parametrize("bare", ["markov_w1.weight", "markov_w2.weight"])
+def test_a_head_without_its_prefix_is_named_as_such(bare: str) -> None:
+    codes, findings = judged(rename(f"markov_head.{bare}", bare))
+    assert codes == ["head-prefix-missing"]
+    (finding,) = findings.of("error")
+    assert finding.expected == f"markov_head.{bare}"
+
+
+def test_raw_names_of_both_heads_are_one_fault() -> None:
+    def unprefix(tensors: Tensors) -> None:
+        rename(W1, "markov_w1.weight")(tensors)
+        rename(W2, "markov_w2.weight")(tensors)
+        rename("confidence_head.proj.weight", "confidence_proj.weight")(tensors)
+        rename("confidence_head.proj.bias", "confidence_proj.bias")(tensors)
+
+    codes, findings = judged(unprefix)
+    assert codes == ["head-prefix-missing"]
+    (finding,) = findings.of("error")
+    assert str(finding.expected).split(", ")[0] == "confidence_head.proj.bias"
+    assert len(str(finding.found).split(", ")) == 4
+
+
+def test_thousands_of_tensors_that_do_not_belong_are_counted() -> None:
+    def fill(tensors: Tensors) -> None:
+        for number in range(48_000):
+            put(f"model.layers.{number}.mlp.gate_pr0j.weight", 1)(tensors)
+        rename(GATE, "layers.0.mlp.gate_porj.weight")(tensors)
+
+    codes, findings = judged(fill)
+    assert set(codes) == {"tensor-unknown", "tensor-misspelt", "tensor-missing"}
+    assert codes.count("tensor-unknown") == MAX_OF_A_KIND + 1
+    (misspelt,) = [x for x in findings.of("error") if x.code == "tensor-misspelt"]
+    assert (misspelt.found, misspelt.expected) == ("layers.0.mlp.gate_porj.weight", GATE)
+    assert any(x.message == "and 47,980 more of this kind" for x in findings)

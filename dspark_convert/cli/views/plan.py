@@ -84,6 +84,8 @@ def inspection_view(inspection: Inspection) -> RenderableType:
         ("weights", _weights_text(inspection)),
         ("not stored", _absent_text(inspection)),
     ]
+    if inspection.not_understood:
+        facts.append(("not understood", ", ".join(inspection.not_understood)))
     views: list[RenderableType] = [facts_grid(facts)]
     if inspection.engines:
         views.append(engine_view(inspection.engines))

@@ -59,6 +59,8 @@ class Decoder:
     """What ``DraftConfig.decoder_parameters`` holds: the fields that only this body has."""
     fc: str = "fc.weight"
     """The tensor [H, features] that takes in the target's features."""
+    understood: frozenset[str] = frozenset()
+    """Keys of ``arithmetic`` that it implements, besides those that its rules read."""
     bidirectional: bool = True
     """Whether layers of full attention see the whole block; a causal one is then refused."""
 

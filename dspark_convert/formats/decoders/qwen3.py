@@ -12,6 +12,7 @@ from typing import Any
 
 from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import Findings
+from dspark_convert.formats.arithmetic import inherited_names
 from dspark_convert.formats.decoders.base import Decoder, TensorSpec
 from dspark_convert.formats.rules import FieldRule, KeyPath, Place, places
 from dspark_convert.schemas.draft import DraftConfig
@@ -47,11 +48,18 @@ def _rules(container: KeyPath) -> tuple[FieldRule, ...]:
         FieldRule("use_sliding_window", held("use_sliding_window"), default=None, settable=False),
         FieldRule(
             "sliding_window",
-            (*held("sliding_window"), *places(("dflash_config", "swa_window_size"), written=0)),
+            (*held("sliding_window"), *_windows(container, "swa_window_size")),
             default=None,
         ),
+        FieldRule("use_swa", _windows(container, "use_swa"), default=None, joined=("layer_types",)),
         *_rope_rules(container),
     )
+
+
+def _windows(container: KeyPath, name: str) -> tuple[Place, ...]:
+    """A key of Model-Optimizer's about windows, where engines look for it and elsewhere."""
+    at = [("dflash_config",), ("dspark_config",), *dict.fromkeys([container, ()])]
+    return places(*((*path, name) for path in at), written=0)
 
 
 def _rope_rules(container: KeyPath) -> tuple[FieldRule, ...]:
@@ -65,7 +73,7 @@ def _rope_rules(container: KeyPath) -> tuple[FieldRule, ...]:
     return (
         FieldRule(
             "rope_scaling",
-            tuple(Place(path, without_theta, dict, path == objects[0]) for path in objects),
+            tuple(Place(path, scaling_of, dict, path == objects[0]) for path in objects),
             default={"rope_type": "default"},
             conflict_code="rope-conflict",
         ),
@@ -77,9 +85,14 @@ def _rope_rules(container: KeyPath) -> tuple[FieldRule, ...]:
     )
 
 
-def without_theta(parameters: dict[str, Any]) -> dict[str, Any] | None:
-    """RoPE parameters without the base, the type under its modern name; None if nothing is left."""
-    rest = {key: value for key, value in parameters.items() if key not in ("rope_theta", "type")}
+def scaling_of(parameters: dict[str, Any]) -> dict[str, Any] | None:
+    """RoPE parameters without the base and what came with the target; None if nothing is left.
+
+    The type stands under its modern name. Drafts rotate whole heads, whatever the type: Qwen3's
+    default type ignores a partial rotation, and with any other the class of DeepSpec does not run.
+    """
+    aside = {"rope_theta", "type", *inherited_names(parameters)}
+    rest = {key: value for key, value in parameters.items() if key not in aside}
     if "type" in parameters:
         rest.setdefault("rope_type", parameters["type"])
     return rest or None

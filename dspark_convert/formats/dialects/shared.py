@@ -7,7 +7,7 @@ keys: ``sample_from_anchor`` (the layout), ``rope_theta`` and ``rope_scaling`` (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dspark_convert.formats.rules import (
@@ -20,6 +20,9 @@ from dspark_convert.formats.rules import (
 
 DSPARK_ARCHITECTURE = "DSparkDraftModel"
 """The class that speculators and SpecForge name, whatever the body."""
+
+DFLASH_ARCHITECTURES = ("DFlashDraftModel", "DFlashSpeculator")
+"""Classes of DFlash, which trains 1+N; writers name them for drafts with a Markov head too."""
 
 LAYER_IDS = "target_layer_ids"
 LAYER_COUNTING = (
@@ -46,7 +49,7 @@ def to_aux_ids(ids: list[int]) -> list[int]:
 
 def nested(name: str, *aliases: str) -> tuple[Place, ...]:
     """A draft key at top level, or in the blocks that DFlash-derived writers use."""
-    return places((name,), *_blocks(name), *((alias,) for alias in aliases))
+    return places((name,), *_blocks(name), *_other_names(aliases))
 
 
 def _blocks(name: str) -> tuple[KeyPath, ...]:
@@ -56,7 +59,13 @@ def _blocks(name: str) -> tuple[KeyPath, ...]:
 def inside(name: str, *aliases: str) -> tuple[Place, ...]:
     """A draft key that a writer keeps in ``dflash_config``, read at top level too."""
     block, other = _blocks(name)
-    return places(block, other, (name,), *((alias,) for alias in aliases))
+    return places(block, other, (name,), *_other_names(aliases))
+
+
+def _other_names(aliases: tuple[str, ...]) -> Iterator[KeyPath]:
+    """Further names of a key, at top level and in the blocks."""
+    for alias in aliases:
+        yield from ((alias,), *_blocks(alias))
 
 
 def _layout_places(*, both: bool) -> tuple[Place, ...]:
@@ -94,9 +103,8 @@ def draft_rules(
         Place(("sliding_window_non_causal",)),
         *(
             Place(path, negated, negated, written=False, carried=True)
-            for path in dict.fromkeys([(*decoder, "is_causal"), ("is_causal",)])
+            for path in _causality_paths(decoder)
         ),
-        Place(("dflash_config", "causal"), negated, negated, written=False, carried=True),
     )
     dtype = (
         Place(("dtype",), _plain_dtype),
@@ -116,12 +124,32 @@ def draft_rules(
         FieldRule(
             "markov_head_type", heads("markov_head_type", "dspark_markov_head_type"), default=None
         ),
-        FieldRule("enable_confidence_head", heads("enable_confidence_head"), default=None),
+        FieldRule(
+            "enable_confidence_head",
+            heads("enable_confidence_head", "use_confidence_head"),
+            default=None,
+        ),
         FieldRule(
             "confidence_head_with_markov", heads("confidence_head_with_markov"), default=None
         ),
         FieldRule("num_anchors", places(("num_anchors",)), default=None),
         FieldRule("dtype", dtype, default=None),
+    )
+
+
+def _causality_paths(decoder: KeyPath) -> tuple[KeyPath, ...]:
+    """Every spelling of causality inside the block; of each name, the first is written back.
+
+    ``is_causal``: vLLM and SGLang; ``causal``: vLLM; ``dflash_query_causal``: Model-Optimizer.
+    """
+    bodies = tuple(dict.fromkeys([decoder, ()]))
+    return (
+        *((*at, "is_causal") for at in bodies),
+        *_blocks("causal"),
+        *((*at, "causal") for at in bodies),
+        *((*at, "dflash_query_causal") for at in bodies),
+        *_blocks("is_causal"),
+        *_blocks("dflash_query_causal"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -266,3 +267,11 @@ def test_overwrite_spares_a_result_that_was_changed_since(
     assert outcome.code == 3
     assert "output-not-ours" in outcome.codes
     assert changed.read_bytes() == before
+
+
+def test_inspect_shows_keys_that_are_not_understood(cli: Cli, draft: Callable[..., Path]) -> None:
+    folder = draft(put(dflash_config__future_scale=2.0))
+    shown = cli("inspect", folder, env={"COLUMNS": "200"}).out
+    assert re.search(r"not understood +dflash_config\.future_scale\b", shown)
+    document = json.loads(cli("inspect", folder, "--json").out)
+    assert document["not_understood"] == ["dflash_config.future_scale"]

@@ -73,10 +73,15 @@ def _spelled(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
 
 
+_LARGE = 1e9
+"""Beyond any size or scale of a draft; much larger integers of JSON have no float."""
+
+
 def _close(value: Any, number: float) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
+        and abs(value) < _LARGE
         and math.isclose(value, number, rel_tol=1e-6)
     )
 

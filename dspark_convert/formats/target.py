@@ -107,8 +107,16 @@ def validate_pairing(
     else:
         validate_depth(draft, depth, findings, layer_ids)
     if draft.num_target_layers not in (None, depth):
+        way_out = ""
+        if draft.num_target_layers == len(draft.target_layer_ids):
+            way_out = f", or --set num_target_layers={depth} if it counts the captured layers"
         _mismatch(
-            "target-depth-mismatch", "num_hidden_layers", draft.num_target_layers, depth, findings
+            "target-depth-mismatch",
+            "num_hidden_layers",
+            draft.num_target_layers,
+            depth,
+            findings,
+            way_out,
         )
     # Padded embeddings are common on either side; a draft that knows fewer tokens is not.
     vocab = config.get("vocab_size", target_rows)
@@ -190,7 +198,9 @@ def _quantised(tensor: StoredTensor, wanted: str) -> DraftError:
     )
 
 
-def _mismatch(code: str, key: str, wanted: object, found: object, findings: Findings) -> None:
+def _mismatch(
+    code: str, key: str, wanted: object, found: object, findings: Findings, way_out: str = ""
+) -> None:
     findings.error(
         code,
         "draft and target do not fit together",
@@ -198,5 +208,5 @@ def _mismatch(code: str, key: str, wanted: object, found: object, findings: Find
         key=key,
         expected=f"{wanted}, as the draft requires",
         found=f"{found} in the target",
-        hint="give the target that the draft was trained for",
+        hint=f"give the target that the draft was trained for{way_out}",
     )

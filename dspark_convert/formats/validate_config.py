@@ -69,7 +69,7 @@ def _counts_taps(config: DraftConfig, document: Document, findings: Findings) ->
     told = [
         (path, value)
         for path in ((_TARGET_DEPTH,), ("dflash_config", _TARGET_DEPTH))
-        if isinstance(value := lookup(document, path), int) and value != depth
+        if type(value := lookup(document, path)) is int and value != depth
     ]
     if depth != taps or not (told or any(layer >= taps for layer in config.target_layer_ids)):
         return False

@@ -150,6 +150,12 @@ def test_the_keys_of_today_s_engines_are_refused(name: str, value: Any, tmp_path
     assert (finding.code, finding.key, finding.found) == ("key-unsupported", name, repr(value))
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400), [], {"a": 1}, "24", True])
+@pytest.mark.parametrize("name", ["rope_dim", "attention_scale", "hidden_activation"])
+def test_odd_values_are_refused_as_well(name: str, value: Any) -> None:
+    assert errors(judged(with_key(DENSE, (), name, value))) == ["key-unsupported"]
+
+
 def test_a_body_that_implements_a_key_is_not_asked_about_it() -> None:
     document = {**config_of(DENSE), "final_logit_softcapping": 30.0}
     dialect = detect(document, ()).dialect

@@ -132,3 +132,14 @@ def test_a_quantised_target_is_called_so(
     (finding,) = caught.value.findings
     assert (finding.code, finding.tensor) == ("target-tensor-quantised", tensor)
     assert "unquantised" in str(finding.hint)
+
+
+@pytest.mark.parametrize(("depth", "said"), [(3, True), (4, False)])
+def test_a_depth_that_may_count_the_taps_is_said(depth: int, said: bool) -> None:
+    config = parsed(config_of(DENSE)).model_copy(update={"num_target_layers": depth})
+    findings = Findings()
+    target = {"hidden_size": config.hidden_size, "num_hidden_layers": 6}
+    validate_pairing(config, target, config.vocab_size, findings)
+    (finding,) = findings.of("error")
+    assert finding.code == "target-depth-mismatch"
+    assert ("--set num_target_layers=6" in str(finding.hint)) is said

@@ -75,5 +75,5 @@ def render(
                     expected="--junit, --markdown or --html",
                 )
             )
-        files.check()
+        files.check(report, diagnosis)
         files.write(read_report(report), read_diagnosis(diagnosis) if diagnosis else None)

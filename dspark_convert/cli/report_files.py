@@ -27,17 +27,26 @@ class ReportFiles:
     markdown: Path | None = None
     html: Path | None = None
 
-    def check(self, *inputs: str) -> None:
-        """Find out now what would fail after hours; no file may go into a folder of ``inputs``.
+    def check(self, *inputs: str | Path | None) -> None:
+        """Find out now what would fail after hours, or would replace what it was made from.
+
+        No file may be one of ``inputs``, go into one of them that is a folder, or be written twice.
 
         Raises ``OutputError`` (``report-not-written``), ``DependencyError`` (for the page).
         """
-        read_only = [Path(os.path.realpath(folder)) for folder in inputs]
+        read_only = {Path(os.path.realpath(each)) for each in inputs if each is not None}
+        taken: set[Path] = set()
         for path in filter(None, (self.report, self.junit, self.markdown, self.html)):
+            real = Path(os.path.realpath(path))
             if not is_folder(path.absolute().parent) or is_folder(path):
                 raise _not_written(path, "not a file in an existing folder")
-            if any(folder in Path(os.path.realpath(path)).parents for folder in read_only):
+            if not read_only.isdisjoint(real.parents):
                 raise _not_written(path, "it would lie in a folder that is an input")
+            if real in read_only:
+                raise _not_written(path, "it would replace an input")
+            if real in taken and (real.is_file() or not real.exists()):
+                raise _not_written(path, "two forms of the report would have this name")
+            taken.add(real)
         if self.html:
             import dspark_convert.reports.html  # noqa: F401 - says what is missing
 

@@ -94,8 +94,11 @@ def check(
 
     with refusals(Sink(as_json=as_json, quiet=quiet)) as sink:
         files = ReportFiles(report=report, junit=junit, markdown=markdown, html=html)
-        files.check(*filter(None, (draft, target, source)))
+        folders_and_files = (draft, target, target_weights, source, trace, prompts, gate)
+        files.check(*folders_and_files)
         thresholds = _open_gate(gate, prompt_set)
+        if thresholds is not None:
+            files.check(*folders_and_files, thresholds.prompts, thresholds.trace)
         quieten_transformers()
         from dspark_convert.checks.options import VerifyOptions
         from dspark_convert.checks.run import verify

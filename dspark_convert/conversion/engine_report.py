@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dspark_convert.checkpoint.names import CONFIG_FILE, display_name, repository_of, shown_name
-from dspark_convert.conversion.inspection import published
+from dspark_convert.conversion.inspection import engine_view
 from dspark_convert.engines import ENGINES, Engine, EngineView, gravest, notes_of
 from dspark_convert.errors import Findings
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
@@ -24,7 +24,7 @@ def report_engines(
         CheckpointError, DialectError, DraftError: the draft is refused, with every error found.
     """
     source, findings = read_draft_with_notes(folder, overrides=overrides)
-    draft = published(source)
+    draft = engine_view(source)
     _note_rnn(draft, findings)
     repository, revision = repository_of(folder)
     path = published_as or shown_name(str(folder) if revision is None else repository)

@@ -93,7 +93,7 @@ def describe(folder: Path, examination: Examination) -> Inspection:
         dtypes=dict(sizes),
         absent=_absent(examination),
         not_understood=_not_understood(examination),
-        engines=engine_notes(published(source)) if source else (),
+        engines=engine_notes(engine_view(source)) if source else (),
         findings=tuple(examination.findings),
     )
 
@@ -113,7 +113,7 @@ def _not_understood(examination: Examination) -> tuple[str, ...]:
     return not_understood(checkpoint.config, detection.dialect)
 
 
-def published(source: DraftSource) -> EngineView:
+def engine_view(source: DraftSource) -> EngineView:
     """A draft on disk as the engines see it: stored names, and keys as they are."""
     names = [tensor.name for tensor in source.checkpoint.tensors.values()]
     scheme = source.detection.scheme

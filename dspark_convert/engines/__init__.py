@@ -11,14 +11,14 @@ from dspark_convert.engines.base import Claim, Engine, gravest
 from dspark_convert.engines.deepspec import DEEPSPEC
 from dspark_convert.engines.llama_cpp import LLAMA_CPP
 from dspark_convert.engines.sglang import SGLANG
-from dspark_convert.engines.speculators import SPECULATORS
+from dspark_convert.engines.speculators import SPECULATORS_LIBRARY
 from dspark_convert.engines.view import EngineView
 from dspark_convert.engines.vllm import VLLM
 from dspark_convert.errors import Finding, UsageError
 from dspark_convert.schemas.plan import EngineNote
 
 ENGINES: Mapping[str, Engine] = {
-    engine.key: engine for engine in (VLLM, SGLANG, LLAMA_CPP, DEEPSPEC, SPECULATORS)
+    engine.key: engine for engine in (VLLM, SGLANG, LLAMA_CPP, DEEPSPEC, SPECULATORS_LIBRARY)
 }
 """Every engine, by its key. A new one is a module and a row here; nothing else names an engine."""
 

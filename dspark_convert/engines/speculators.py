@@ -58,7 +58,7 @@ def _commands(path: str, num_speculative_tokens: int) -> tuple[tuple[str, ...], 
     return (("python", "-c", load),)
 
 
-SPECULATORS = Engine(
+SPECULATORS_LIBRARY = Engine(
     key="speculators",
     name="speculators",
     version="0.9.0",

@@ -11,7 +11,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dspark_convert.checkpoint.folder import StoredTensor
+from dspark_convert.checkpoint.names import CONFIG_FILE
 from dspark_convert.errors import DraftError, Findings
+from dspark_convert.formats.decoders import DEFAULT_DECODER
 from dspark_convert.formats.overrides import NO_OVERRIDES, Overrides
 from dspark_convert.formats.read import DraftSource, read_draft_with_notes
 from dspark_convert.formats.target import TargetWeights, find_target_weights
@@ -80,8 +82,10 @@ def load_source(
 
     Raises:
         CheckpointError, DraftError: see ``load_draft``; what reading refuses is refused before.
+            ``decoder-not-runnable``: the draft's body has no layers here.
     """
     findings = Findings()
+    _require_runnable(source, findings)
     draft = _build(source)
     shapes = {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()}
     stand_ins = stand_ins or {}
@@ -105,6 +109,21 @@ def load_source(
     draft.to(device)
     draft.findings = tuple(findings)
     return draft
+
+
+def _require_runnable(source: DraftSource, findings: Findings) -> None:
+    """Only one body has layers here; another with the same tensor names would be run as that."""
+    if source.config.decoder != DEFAULT_DECODER.name:
+        findings.error(
+            "decoder-not-runnable",
+            "the reference decoder has no layers for this kind of draft",
+            file=CONFIG_FILE,
+            key="model_type",
+            expected=DEFAULT_DECODER.name,
+            found=source.config.decoder,
+            hint="convert it without verification, and measure it in an engine that serves it",
+        )
+    findings.raise_errors(DraftError)
 
 
 def _build(source: DraftSource) -> DraftModel:

@@ -300,3 +300,41 @@ def test_a_diagnosis_goes_into_the_page(tmp_path: Path, save: Save) -> None:
     refused = verify("render", report_file, "--diagnosis", report_file, "--html", page)
     assert refused.code == 3
     assert "diagnosis-invalid" in refused.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--trace", "{input}", "--report", "{input}"),
+        ("--target", "{folder}", "--prompts", "{input}", "--markdown", "{input}"),
+        ("--trace", "{other}", "--gate", "{input}", "--junit", "{input}"),
+        ("--trace", "{other}", "--target-weights", "{folder}", "--report", "{folder}/config.json"),
+        ("--trace", "{other}", "--report", "{new}", "--junit", "{new}"),
+    ],
+)
+def test_a_report_replaces_no_input_and_no_other_form(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    places = {name: tmp_path / name for name in ("input", "other", "folder", "new")}
+    for name in ("input", "other", "folder/config.json"):
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "link").symlink_to("input")
+    filled = [option.format(**places) for option in options]
+    for arguments in (
+        filled,
+        [each.replace("/input", "/link") for each in filled[:-1]] + filled[-1:],
+    ):
+        outcome = verify("check", DENSE, *arguments)
+        assert outcome.code == 3
+        assert "report-not-written" in outcome.err
+    for name in ("input", "other", "folder/config.json"):
+        assert (tmp_path / name).read_text() == "precious"
+    assert not (tmp_path / "new").exists()
+
+
+def test_render_does_not_replace_what_it_reads(save: Save) -> None:
+    path = save("report.json")
+    before = path.read_bytes()
+    assert verify("render", path, "--markdown", path).code == 3
+    assert path.read_bytes() == before

@@ -21,6 +21,7 @@ from dspark_convert.formats.decoders import DECODERS, DEFAULT_DECODER
 from dspark_convert.formats.decoders.base import Decoder, TensorSpec
 from dspark_convert.formats.detect import detect
 from dspark_convert.formats.overrides import Overrides, parse_settings
+from dspark_convert.formats.read import read_draft as read_source
 from dspark_convert.formats.rules import FieldRule, KeyPath, Place
 from dspark_convert.formats.tensors import expected_tensors
 from dspark_convert.schemas.base import OwnDocument
@@ -209,3 +210,10 @@ def test_its_tensors_are_those_of_its_row(source: Path) -> None:
     assert draft is not None
     assert "toy_in.weight" in expected_tensors(draft)
     assert "fc.weight" not in expected_tensors(draft)
+
+
+def test_it_is_not_run_as_another_body(source: Path) -> None:
+    """Its tensors have the names of the body that can be run, and mean something else."""
+    load = pytest.importorskip("dspark_convert.runtime.load")
+    with pytest.raises(DraftError, match="decoder-not-runnable"):
+        load.load_source(read_source(source))

@@ -52,8 +52,8 @@ def run_conversion(
 
     Raises:
         OutputError: the output may not be replaced, the disk is full, or re-reading found bytes
-        other than those written (``output-differs``). CheckpointError: the source changed while it
-        was read (``file-changed``), or is not what the
+            other than those written (``output-differs``).
+        CheckpointError: the source changed while it was read (``file-changed``), or is not what the
             Hub has (``cached-file-corrupt``).
     """
     with staged_folder(
